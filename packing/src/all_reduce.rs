@@ -43,13 +43,14 @@ mod tests;
 /// deep when each tree may differ.
 const ALIKE_RANKS_MIN: u32 = 9;
 
-/// Packs all-reduce. If links carry as much both ways, the result is the optimum, up to sizes that
-/// can be packed exactly. Otherwise it is the best packing of the capacity that every link has both
-/// ways. The bound is that of the whole topology in both cases.
+/// Packs all-reduce. If every link carries as much in both directions, the result is the optimum,
+/// up to sizes that can be packed exactly. Otherwise it is the best packing of the capacity that
+/// every link has in both directions. The bound is that of the whole topology in both cases.
 ///
-/// With `trees_per_root`, the packing has this many trees of equal weight for each rank on average:
-/// the roots are free. If the optimum needs more than [`MAX_TREES_PER_ROOT`] trees a rank, that is
-/// the number. `None` if ranks are joined only by links that lead one way.
+/// With `trees_per_root`, the packing has this many trees of equal weight for each rank on average.
+/// Any rank may be the root of any number of them. If the optimum needs more than
+/// [`MAX_TREES_PER_ROOT`] trees a rank, the packing has [`MAX_TREES_PER_ROOT`] trees a rank. `None`
+/// if ranks are joined only by links that lead one way.
 ///
 /// # Panics
 ///
@@ -101,7 +102,8 @@ pub(crate) fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32
     Some(packing(topology, trees, bound, certificate))
 }
 
-/// The capacities that can be used both ways, and the bound; `None` if they do not join the ranks.
+/// The capacities that can be used in both directions, and the bound; `None` if these capacities do
+/// not join the ranks.
 fn usable_pairs(topology: &Topology) -> Option<(LinkPairs, Rate, Certificate)> {
     let pairs = Some(LinkPairs::both_ways(topology)).filter(LinkPairs::are_connected)?;
     let (bound, certificate) = bound(topology);
@@ -115,8 +117,8 @@ fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Cert
     packing
 }
 
-/// The rate that no all-reduce exceeds: the least of all partitions and cuts. Where there are too
-/// many links to compute flows, only single ranks are considered.
+/// The rate that no all-reduce exceeds: the least rate of all partitions and cuts. Where there are
+/// too many links to compute flows, only single ranks are considered.
 #[must_use]
 pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
     let pairs = LinkPairs::of(topology);
@@ -133,8 +135,8 @@ pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
         let parts = strength.parts.iter().map(|part| nodes(part)).collect();
         return (strength.rate * unit, Certificate::Partition { parts });
     }
-    // A certificate of two parts is easier to check than one of many. If links differ both ways, a
-    // cut may allow less than every partition.
+    // A certificate of two parts is easier to check than a certificate of many. If a link carries
+    // more in one direction than in the other, a cut may allow less than every partition.
     let certificate = if is_symmetric {
         let others: Vec<usize> = (0..pairs.nodes).filter(|node| !side.contains(node)).collect();
         Certificate::Partition { parts: vec![nodes(&side), nodes(&others)] }
@@ -156,8 +158,8 @@ struct Downward {
 }
 
 impl Downward {
-    /// The flow that reaches this rate, in units, which partitions must allow. Links carry as much
-    /// both ways.
+    /// Makes the flow that reaches this rate, in units. Partitions must allow the rate, and links
+    /// must carry as much in both directions.
     pub(super) fn new(pairs: &LinkPairs, rate: Rate) -> Self {
         let (truncation, base) = even_base(pairs, rate);
         let roots = roots_of(&base, truncation.price);
@@ -231,8 +233,8 @@ fn roots_of(base: &[i128], sum: i128) -> Vec<i128> {
     roots
 }
 
-/// Half of each link each way, plus a flow. By this flow every rank sends as much more than half as
-/// it wants.
+/// The arcs of the downward flow: half of each link in each direction, plus a flow that leaves each
+/// rank with a surplus of `wanted[rank]`.
 fn arcs_with(pairs: &LinkPairs, scale: Amount, wanted: &[i128]) -> Vec<(usize, usize, Amount)> {
     let mut network = Network::new(pairs.nodes + 2);
     let (source, sink) = (pairs.nodes, pairs.nodes + 1);
@@ -409,7 +411,8 @@ impl LinkPairs {
         }
     }
 
-    /// The set of nodes, with ranks inside and outside, that the least capacity leaves.
+    /// The set of nodes with the least capacity out of it, of all sets that have ranks inside and
+    /// ranks outside. Also returns this capacity.
     fn least_cut(&self, is_symmetric: bool) -> (Amount, Vec<usize>) {
         let mut network = Network::new(self.nodes);
         self.fill(&mut network, 1);
@@ -435,7 +438,7 @@ impl LinkPairs {
         Strength { rate: self.rate_of(&parts), parts }
     }
 
-    /// The single rank that the least capacity leaves. There must be a rank.
+    /// The single rank with the least capacity out of it, and this capacity. There must be a rank.
     fn least_leaving(&self) -> (Amount, Vec<usize>) {
         let mut leaving = vec![0; self.nodes];
         for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
@@ -460,7 +463,7 @@ impl LinkPairs {
             }
             let lower = truncation.with_switches(&tight);
             let next = self.rate_of(&lower);
-            // It does not fall where switches send less or more than they receive.
+            // The rate does not fall where switches send less or more than they receive.
             if next >= rate {
                 break;
             }
@@ -470,10 +473,10 @@ impl LinkPairs {
     }
 }
 
-/// A base with shares that are as equal as the sets allow, for a rate within the bound. First all
-/// ranks get the same share: the largest that all of them can have. Then each share in turn is
-/// raised as far as the sets allow, in the order of the capacities that leave the ranks, the
-/// largest first.
+/// A base with shares that are as equal as the sets allow, for a rate within the bound. At first
+/// every rank gets the same share: the largest share that all ranks can have. Then each share in
+/// turn is raised as far as the sets allow. The ranks with the most capacity out of them come
+/// first.
 fn even_base(pairs: &LinkPairs, rate: Rate) -> (Truncation, Vec<i128>) {
     let ranks = pairs.ranks.len();
     // The equal share of all ranks is minus this.
@@ -527,8 +530,9 @@ impl Truncation {
         Self { network, source, sink, ranks, scale, price: 2 * rate.numer() * factor }
     }
 
-    /// The least `f(S) - y(S)` of all sets `S` that hold `rank`, and the ranks of the smallest such
-    /// set. `y` of `rank` itself does not count, and ranks without `y` are not in `S`.
+    /// The least `f(S) - y(S)` of all sets `S` that hold `rank`, and the ranks of the smallest set
+    /// that has this value. `y` of `rank` itself does not count, and ranks without `y` are not in
+    /// `S`.
     fn slack(&mut self, base: &[Option<i128>], rank: usize) -> (i128, Vec<usize>) {
         self.network.reset();
         let mut above = 0;
@@ -564,9 +568,9 @@ impl Truncation {
         least.1
     }
 
-    /// Gives the ranks in `order`, one after the other, the most that the others leave them. If
-    /// `order` holds all ranks, this completes `base` to a base. Returns the sets that limited the
-    /// ranks, united where they intersect.
+    /// Gives each rank in `order`, one after the other, the most that the other ranks leave for it.
+    /// If `order` holds all ranks, this completes `base` to a base. Returns the sets that limited
+    /// the ranks. Sets that intersect are united.
     fn complete_base(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
         let mut part_of: Vec<usize> = (0..base.len()).collect();
         for &rank in order {
@@ -588,8 +592,8 @@ impl Truncation {
         parts
     }
 
-    /// The nodes of parts: their ranks, with the fewest switches such that the least capacity
-    /// leaves them.
+    /// The nodes of each part: its ranks and the smallest set of switches with which the capacity
+    /// out of the part is least.
     fn with_switches(&mut self, parts: &[Vec<usize>]) -> Vec<Vec<usize>> {
         let mut taken = vec![false; self.source];
         let mut all = Vec::with_capacity(parts.len());

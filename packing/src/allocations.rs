@@ -1,4 +1,4 @@
-//! The parts of a server that jobs get: every connected set of ranks, up to isomorphism.
+//! The parts of a server that jobs can get: every connected set of ranks, up to isomorphism.
 
 use std::collections::BTreeMap;
 
@@ -6,21 +6,22 @@ use pleach_vocabulary::Rank;
 
 use crate::topology::{NodeId, NodeKind, Topology};
 
-/// An allocation, and how many others are like it.
+/// An allocation, and the number of allocations that are isomorphic to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The first of those that are alike, in order of their ranks.
+    /// The first set of ranks of all isomorphic ones, in the order of their ranks.
     pub ranks: Vec<Rank>,
-    /// How many choices of ranks have such links, this one counted.
+    /// How many sets of ranks have an isomorphic topology, this set included.
     pub alike: u32,
-    /// Its ranks, the switches, and the links between them.
+    /// The ranks of the allocation, the switches, and the links between them.
     pub topology: Topology,
 }
 
-/// All connected allocations of those sizes up to isomorphism, by size and then by ranks. Two are
-/// alike where ranks, switches and bandwidths of one are those of the other under other names.
+/// All connected allocations of these sizes up to isomorphism, ordered by size and then by ranks.
+/// Two allocations are isomorphic if renaming the ranks and switches of the first one gives the
+/// second one, with the same bandwidths.
 ///
-/// Of `n` ranks there are 2ⁿ choices: for servers, not for clusters.
+/// `n` ranks have 2ⁿ subsets, so this is for servers and not for clusters.
 ///
 /// # Panics
 ///
@@ -54,8 +55,8 @@ pub fn allocations(topology: &Topology, sizes: std::ops::RangeInclusive<u32>) ->
     found
 }
 
-/// What a node sees around it: whether it is a rank, and the bandwidths of its links out and in
-/// with the kinds of their other ends.
+/// The surroundings of a node: whether the node is a rank, then the bandwidths of its outgoing and
+/// of its incoming links, each with whether the other end is a rank.
 type NodeInvariant = (bool, Vec<(u64, bool)>, Vec<(u64, bool)>);
 
 fn invariants(topology: &Topology) -> Vec<NodeInvariant> {
@@ -74,7 +75,7 @@ fn invariants(topology: &Topology) -> Vec<NodeInvariant> {
     invariants
 }
 
-/// Whether there are names by which one is the other.
+/// Whether renaming the nodes of one topology gives the other topology.
 fn is_isomorphic(one: &Topology, other: &Topology) -> bool {
     let (of_one, of_other) = (invariants(one), invariants(other));
     one.nodes().len() == other.nodes().len()
@@ -82,7 +83,8 @@ fn is_isomorphic(one: &Topology, other: &Topology) -> bool {
         && assign(one, other, &of_one, &of_other, &mut Vec::new())
 }
 
-/// Gives the nodes of one, in order, to those of the other, with all links among those given.
+/// Maps the nodes of `one`, in order, to nodes of `other`. All links among the mapped nodes must
+/// agree.
 fn assign(
     one: &Topology,
     other: &Topology,

@@ -2,8 +2,8 @@
 //!
 //! A packing uses no more than a subgraph in which every switch is balanced, and edge splitting
 //! needs balanced switches. [`balanced`] removes surplus capacity while every rank still gets its
-//! demand. It does not always succeed at the rate that cuts allow, because switches do not copy
-//! data, which cuts do not see. [`over_shortest_paths`] always succeeds, at some rate.
+//! demand. It does not always succeed at the rate that cuts allow: switches do not copy data, and
+//! cuts do not account for this. [`over_shortest_paths`] always succeeds, at some rate.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
 /// A part of a graph in which as much enters as leaves every switch, and every rank still gets the
-/// sum of all demands. `None` if it was not found.
+/// sum of all demands. `None` if no such part was found.
 #[must_use]
 pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
     let mut supply = DemandNetwork::new(graph, demand);
@@ -32,8 +32,8 @@ pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
         let (enters, leaves) = degrees[switch];
         let (is_in, mut excess) = (enters > leaves, enters.abs_diff(leaves));
         let sides = if is_in { &neighbours[switch].0 } else { &neighbours[switch].1 };
-        // Ranks need no balance, and a switch that has the opposite excess gains it; others lose
-        // theirs.
+        // Ranks come first, because they need no balance. Switches with the opposite excess come
+        // next, because they become more balanced too. Every other switch loses balance.
         let suits = |other: usize| match degrees[other] {
             _ if !is_switch[other] => 0,
             (enters, leaves) if enters != leaves && (enters < leaves) == is_in => 1,
@@ -58,7 +58,7 @@ pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
     Some(graph.map(|from, to, _| supply.capacity(from, to)))
 }
 
-/// Takes from an edge as much as no rank feels, at most `amount`; returns how much.
+/// Takes as much from an edge as every rank can spare, at most `amount`. Returns the amount taken.
 fn take(supply: &mut DemandNetwork, from: usize, to: usize, amount: Amount) -> Amount {
     let capacity = supply.capacity(from, to);
     let mut taken = capacity.min(amount);
@@ -73,7 +73,7 @@ fn take(supply: &mut DemandNetwork, from: usize, to: usize, amount: Amount) -> A
     taken
 }
 
-/// What every edge carries when each rank sends its demand to every other one over a shortest path.
+/// The load of every edge when each rank sends its demand to every other rank over a shortest path.
 /// Switches are balanced.
 #[must_use]
 pub(crate) fn over_shortest_paths(graph: &Digraph, demand: &[Amount]) -> Digraph {

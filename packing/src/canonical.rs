@@ -16,7 +16,7 @@ use crate::topology::{NodeId, Topology};
 pub(super) struct CanonicalTopology<'t> {
     original: &'t Topology,
     topology: Topology,
-    /// By number here: the node there.
+    /// By number in this topology: the node of the original topology.
     nodes: Vec<NodeId>,
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use crate::topology::preset;
     use crate::{PackOptions, check, pack};
 
-    /// The same with all nodes in another order.
+    /// The same topology with all nodes in another order.
     fn shuffled(topology: &Topology, step: usize) -> Topology {
         let nodes = topology.nodes().len();
         let order: Vec<NodeId> = (0..nodes).map(|place| NodeId((place * step % nodes) as u32)).collect();
@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn a_broadcast_over_a_shuffled_copy_of_many_servers_goes_at_the_same_rate() {
-        // 48 servers: 384 ranks, which are not packed exactly. Steps that share nothing with the
-        // 440 nodes.
+        // 48 servers have 384 ranks, which are not packed exactly. The steps have no divisor in
+        // common with the 440 nodes.
         let servers = preset("dgx-h100:48").unwrap();
         let rate = |topology: &Topology, root: Rank| {
             let collective = Collective::Broadcast { root };

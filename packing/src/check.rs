@@ -13,9 +13,9 @@
 //!
 //! # The order of edges
 //!
-//! An edge comes after the edge that brings the data to its sender (towards the root: before the
-//! edge that takes the data on from its receiver). Edges of different branches may come in any
-//! order.
+//! An edge comes after the edge that brings the data to its sender. In trees towards the root, an
+//! edge comes before the edge that takes the data on from its receiver. Edges of different branches
+//! may come in any order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -33,37 +33,37 @@ mod flaw;
 /// What a correct packing does to the links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// Of every link, in the order of [`Topology::links`].
+    /// The load of every link, in the order of [`Topology::links`].
     pub loads: Vec<LinkLoad>,
-    /// Of every tree, in the order of [`Packing::trees`].
+    /// The depth of every tree, in the order of [`Packing::trees`].
     pub depths: Vec<Depth>,
 }
 
-/// How busy a link is.
+/// The load of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkLoad {
     /// The node where the link begins.
     pub from: NodeId,
     /// The node where the link ends.
     pub to: NodeId,
-    /// What it can carry, in bytes a second.
+    /// The most that the link can carry, in bytes a second.
     pub capacity: u64,
-    /// What it does carry, in bytes a second; for all-reduce both ways of the trees.
+    /// The load of the link, in bytes a second. For all-reduce, both uses of each tree count.
     pub load: Rate,
 }
 
-/// How far the data of a tree travel one way.
+/// The distance from the root of a tree to its farthest rank, in edges and in links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Edges, which are steps from rank to rank, between the root and the rank that is farthest by
-    /// them.
+    /// The largest number of edges between the root and a rank. An edge is a step from rank to
+    /// rank.
     pub edges: u32,
-    /// Links, switches counted, between the root and the rank that is farthest by them.
+    /// The largest number of links between the root and a rank. Links to and from switches count.
     pub links: u32,
 }
 
 impl LinkLoad {
-    /// Load by capacity: 1 is all that the link can carry.
+    /// The load divided by the capacity: 1 if the link is full.
     #[must_use]
     pub fn utilisation(&self) -> Rate {
         self.load / Rate::from(i128::from(self.capacity))
@@ -85,7 +85,7 @@ impl Checked {
     }
 }
 
-/// Checks a packing of a topology, all of it.
+/// Checks all properties of a packing of a topology.
 ///
 /// # Errors
 ///
@@ -116,7 +116,7 @@ pub fn check(topology: &Topology, packing: &Packing) -> Result<Checked, Flaw> {
     Ok(Checked { loads, depths })
 }
 
-/// Where nothing moves, nothing is packed.
+/// A single rank has nothing to move, so nothing may be packed.
 fn check_single_rank(topology: &Topology, packing: &Packing) -> Result<Checked, Flaw> {
     let zero = Rate::default();
     if !packing.trees.is_empty() || packing.rate != zero || packing.bound != zero {
@@ -127,7 +127,7 @@ fn check_single_rank(topology: &Topology, packing: &Packing) -> Result<Checked, 
     Ok(Checked { loads: Loads::of(topology).within_capacity(&none)?, depths: Vec::new() })
 }
 
-/// How the trees of a collective look.
+/// The form of the trees of a collective.
 #[derive(Clone, Copy)]
 struct TreeForm {
     /// Data move to the root, not from it.
@@ -136,7 +136,7 @@ struct TreeForm {
     both_ways: bool,
     /// Entries are paths, each of one rank's data.
     paths: bool,
-    /// The root of all trees; where there is none, any rank may be one.
+    /// The root of all trees; `None` if any rank may be the root of a tree.
     root: Option<Rank>,
     /// Each rank's share of the whole is the same.
     blocks: bool,
@@ -158,11 +158,11 @@ impl TreeForm {
     }
 }
 
-/// Goes through trees from the root on.
+/// Visits the edges of trees from the root on.
 struct TreeWalk<'a> {
     topology: &'a Topology,
     form: TreeForm,
-    /// Of every rank that the tree has been found to hold.
+    /// By rank: its depth, if the tree has been found to hold the rank.
     depths: Vec<Option<Depth>>,
 }
 
@@ -171,7 +171,7 @@ impl<'a> TreeWalk<'a> {
         Self { topology, form, depths: vec![None; topology.ranks() as usize] }
     }
 
-    /// The depth of a tree that is one.
+    /// Checks one tree, and returns its depth.
     fn tree(&mut self, index: usize, tree: &Tree) -> Result<Depth, Flaw> {
         let ranks = self.topology.ranks();
         if tree.root >= ranks || self.form.root.is_some_and(|root| root != tree.root) {
@@ -213,7 +213,8 @@ impl<'a> TreeWalk<'a> {
     }
 }
 
-/// The most links of an edge's paths, each of which is one; else which path is none, and why.
+/// Checks every path of an edge. Returns the largest number of links of a path, or the index of the
+/// first bad path with its flaw.
 fn check_paths(topology: &Topology, edge: &Edge) -> Result<u32, (usize, PathFlaw)> {
     if edge.paths.is_empty() {
         return Err((0, PathFlaw::None));
@@ -250,7 +251,7 @@ fn check_path(topology: &Topology, edge: &Edge, path: &Path) -> Result<(), PathF
     Ok(())
 }
 
-/// What has been sent over every link so far, in [`Units`].
+/// The load of every link so far, in [`Units`].
 struct Loads<'a> {
     topology: &'a Topology,
     loads: Vec<i128>,
@@ -261,7 +262,8 @@ impl<'a> Loads<'a> {
         Self { topology, loads: vec![0; topology.links().len()] }
     }
 
-    /// Adds the paths of a tree, whose weights are positive and sum to the tree's at each edge.
+    /// Adds the loads of a tree. The weights of its paths must be positive, and at each edge they
+    /// must sum to the weight of the tree.
     fn add(&mut self, index: usize, tree: &Tree, units: &Units, both_ways: bool) -> Result<(), Flaw> {
         let weight = units.positive(tree.weight).ok_or(Flaw::TreeWeight { tree: index })?;
         for (edge_index, edge) in tree.edges.iter().enumerate() {
@@ -289,7 +291,7 @@ impl<'a> Loads<'a> {
         let links = self.topology.links();
         let link = links.binary_search_by_key(&(from, to), |link| (link.from, link.to));
         let load = &mut self.loads[link.map_err(|_| PathFlaw::NoLink { from, to })?];
-        // A sum beyond what can be counted is far beyond any capacity: keep it there.
+        // A sum that does not fit is far above any capacity, so the largest number stands for it.
         *load = load.saturating_add(share);
         Ok(())
     }
@@ -308,8 +310,8 @@ impl<'a> Loads<'a> {
     }
 }
 
-/// Weights sum to the rate, and where each rank has a block of its own each block's to the same
-/// share of it.
+/// Checks that the weights sum to the rate. Where each rank has a block of its own, checks also
+/// that the weights for each block sum to the same share of the rate.
 fn check_sums(topology: &Topology, packing: &Packing, form: TreeForm, units: &Units) -> Result<(), Flaw> {
     let mut blocks = vec![0_i128; topology.ranks() as usize];
     for tree in &packing.trees {
@@ -403,7 +405,7 @@ fn cut(topology: &Topology, collective: Collective, nodes: &[NodeId]) -> Result<
     }
 }
 
-/// Switches may be in no part; ranks may not.
+/// The bound of a partition. A switch may be in no part; a rank may not.
 fn partition(topology: &Topology, parts: &[Vec<NodeId>]) -> Result<Rate, CertificateFlaw> {
     let parts: Vec<&[NodeId]> = parts.iter().map(Vec::as_slice).collect();
     let sides = Sides::of(topology, &parts)?;
@@ -422,9 +424,9 @@ fn partition(topology: &Topology, parts: &[Vec<NodeId>]) -> Result<Rate, Certifi
 
 /// Disjoint sets of nodes.
 struct Sides {
-    /// Of every node.
+    /// By node: the index of its set.
     parts: Vec<Option<usize>>,
-    /// How many each set has.
+    /// By set: the number of its ranks.
     ranks: Vec<u32>,
 }
 
@@ -448,12 +450,12 @@ impl Sides {
         self.parts[node.0 as usize]
     }
 
-    /// The bandwidth that leaves each.
+    /// By set: the bandwidth that leaves it.
     fn leaving(&self, topology: &Topology) -> Vec<i128> {
         self.across(topology, |from, _| from)
     }
 
-    /// The bandwidth that enters each.
+    /// By set: the bandwidth that enters it.
     fn entering(&self, topology: &Topology) -> Vec<i128> {
         self.across(topology, |_, to| to)
     }
@@ -480,7 +482,8 @@ impl Sides {
 fn expect_no_duplicates(trees: &[Tree]) -> Result<(), Flaw> {
     let mut seen: BTreeMap<(Rank, u64), Vec<usize>> = BTreeMap::new();
     for (index, tree) in trees.iter().enumerate() {
-        // A sum does not depend on the order, so nothing has to be sorted unless two are alike.
+        // The sum does not depend on the order of the edges, so edges are sorted only where two
+        // sums are equal.
         let sum = tree.edges.iter().fold(0_u64, |sum, edge| sum.wrapping_add(hash(edge)));
         let same_hash = seen.entry((tree.root, sum)).or_default();
         if let Some(&first) = same_hash.iter().find(|&&other| edge_paths(&trees[other]) == edge_paths(tree)) {
@@ -519,8 +522,8 @@ fn edge_paths(tree: &Tree) -> Vec<EdgePaths<'_>> {
 
 // Weights as integers over one denominator, so that sums are fast and exact.
 
-/// What the common denominator may be at most: beside it every capacity, and sums of many, fit in
-/// 127 bits.
+/// The largest common denominator. With it, every capacity and sums of many capacities fit in 127
+/// bits.
 const DENOMINATOR_MAX: i128 = 1 << 60;
 
 /// The common denominator of all weights of a packing.
@@ -529,7 +532,7 @@ struct Units {
 }
 
 impl Units {
-    /// Finds it, and that all rates are numbers.
+    /// Finds the common denominator, and checks that every rate is a number.
     fn of(packing: &Packing) -> Result<Self, Flaw> {
         let mut denominators = BTreeSet::new();
         let mut last = 0;
@@ -539,7 +542,7 @@ impl Units {
             paths.chain([tree.weight])
         });
         for weight in weights.chain([packing.rate, packing.bound]) {
-            // Most weights are like the one before.
+            // Most weights have the denominator of the weight before.
             if *weight.denom() != last {
                 last = *weight.denom();
                 denominators.insert(last);
@@ -562,7 +565,7 @@ impl Units {
         weight.numer().checked_mul(self.denominator / weight.denom())
     }
 
-    /// The same of a weight that has to be more than nothing.
+    /// A weight in units; `None` if it does not fit or is not positive.
     fn positive(&self, weight: Rate) -> Option<i128> {
         self.exact(weight).filter(|&units| units > 0)
     }

@@ -27,14 +27,14 @@ use super::flow::Amount;
 use super::{Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
-/// Limit of the work of all exchanges, in visited ranks: some milliseconds for few ranks,
+/// Limit of the work of all exchanges for few ranks, in visited ranks: some milliseconds.
 const WORK_MAX: usize = 200_000;
-/// and a fifth of a second for many ranks, which take longer to pack in any case.
+/// The same limit for many ranks: a fifth of a second. Packing many ranks takes longer in any case.
 const WORK_MAX_OF_MANY: usize = 5_000_000;
-/// Largest number of ranks for which the smaller limit holds.
+/// Largest number of ranks for which the limit for few ranks holds.
 const FEW_RANKS_MAX: u32 = 16;
 
-/// Splitting may add this fraction of the number of trees, as a divisor.
+/// Splitting may add this part of the number of trees, as a divisor.
 const SPLITS_MAX_FRACTION: usize = 4;
 
 /// The directions in which the edges of a tree are used.
@@ -51,7 +51,7 @@ enum Direction {
 /// Parallel paths of an edge, each with its amount.
 type Paths = Vec<(Vec<NodeId>, Amount)>;
 
-/// An edge away from the root, or in either direction.
+/// An edge. It leads away from the root, or has no direction if any rank may be the root.
 #[derive(Clone, Debug)]
 struct TreeEdge {
     from: usize,
@@ -209,9 +209,10 @@ fn latency_ns(hops: &[NodeId], topology: &Topology) -> u64 {
 /// The edges at every rank, with their other ends. One list holds all of them, because a packing
 /// has many trees.
 struct Adjacency {
-    /// For each rank the place of its first entry in the list; then the length of the list.
+    /// For each rank, the place of its first entry in the list. The last element is the length of
+    /// the list.
     starts: Vec<usize>,
-    /// The other end of the edge, and the index of the edge.
+    /// The other end of the edge and the index of the edge.
     list: Vec<(usize, usize)>,
 }
 
@@ -365,7 +366,7 @@ impl Forest {
         direction
     }
 
-    /// The ranks that a tree loses without an edge: those beyond it.
+    /// The ranks that a tree loses without an edge: the ranks on the far side of this edge.
     fn far_side(&self, tree: usize, place: usize, adjacency: &Adjacency) -> Vec<bool> {
         let mut is_cut = vec![false; self.ranks];
         let mut left = vec![self.trees[tree].edges[place].to];
@@ -380,7 +381,7 @@ impl Forest {
         is_cut
     }
 
-    /// The edges of another tree that can be exchanged with this edge.
+    /// The edges of another tree that can be exchanged for this edge.
     fn exchange_partners(&self, deep: usize, place: usize, other: usize, inside: &[bool]) -> Vec<usize> {
         let gone = &self.trees[deep].edges[place];
         let edges = &self.trees[other].edges;
@@ -464,7 +465,7 @@ mod tests {
     use crate::samples::Random;
     use crate::samples::random_topology;
 
-    /// Random trees of random weights, which may load links with anything.
+    /// Random trees of random weights, whose loads may be anything.
     fn random_packing(random: &mut Random, topology: &Topology, collective: Collective) -> Packing {
         let ranks = u64::from(topology.ranks());
         let mut trees = Vec::new();
@@ -531,7 +532,7 @@ mod tests {
         weights
     }
 
-    /// The longest paths of all trees, weighed, the deepest first.
+    /// The depth of the deepest tree, and the depths of all trees times their weights.
     fn reach(packing: &Packing, topology: &Topology) -> (u64, Rate) {
         let paths = packing.trees.iter().map(|tree| crate::latency::longest_path_of_tree(tree, topology).0);
         let weighed = packing.trees.iter().zip(paths.clone());
@@ -581,7 +582,8 @@ mod tests {
         assert!(rounds > 200 && less_deep > rounds / 2, "{less_deep} of {rounds}");
     }
 
-    /// From the root, those nearer to it first; to the root, those nearer to it last.
+    /// Checks the order of the edges. In a tree from the root, edges nearer to the root come first;
+    /// in a tree to the root they come last.
     fn assert_order(tree: &Tree, collective: Collective) {
         let is_from_root = matches!(collective, Collective::Broadcast { .. } | Collective::AllGather);
         let mut reached = vec![tree.root];

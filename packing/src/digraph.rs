@@ -25,8 +25,9 @@ pub(crate) struct Digraph {
 }
 
 impl Digraph {
-    /// One of these edges, of which parallel ones add up; those without capacity and those from a
-    /// node to itself are left out. `ranks` are the nodes of the ranks in their order.
+    /// Makes a digraph of these edges. The capacities of parallel edges add up. Edges without
+    /// capacity and edges from a node to itself are left out. `ranks` are the nodes of the ranks in
+    /// their order.
     #[must_use]
     pub(crate) fn new(
         nodes: usize,
@@ -43,8 +44,8 @@ impl Digraph {
         Self { nodes, ranks, edges }
     }
 
-    /// Checks that of a topology, nodes numbered alike, and how many bytes a second a unit of
-    /// capacity stands for.
+    /// The digraph of a topology, with the same numbers of nodes. Also returns the number of bytes
+    /// a second for one unit of capacity.
     #[must_use]
     pub(crate) fn of(topology: &Topology) -> (Self, Amount) {
         let links = topology.links();
@@ -74,14 +75,14 @@ impl Digraph {
         &self.edges
     }
 
-    /// The same with other capacities; edges that get none are left out.
+    /// The same digraph with other capacities. Edges that get no capacity are left out.
     #[must_use]
     pub(crate) fn map(&self, mut capacity: impl FnMut(usize, usize, Amount) -> Amount) -> Self {
         let edges = self.edges.iter().map(|&(from, to, before)| (from, to, capacity(from, to, before)));
         Self::new(self.nodes, self.ranks.clone(), edges)
     }
 
-    /// The same edges the other way round.
+    /// The same digraph with all edges reversed.
     #[must_use]
     pub(crate) fn reversed(&self) -> Self {
         let edges = self.edges.iter().map(|&(from, to, capacity)| (to, from, capacity));
@@ -124,7 +125,7 @@ impl Digraph {
     }
 }
 
-/// A digraph as a network, with a source that gives each rank its demand.
+/// The network of a digraph, with a source that gives each rank its demand.
 #[derive(Clone, Debug)]
 pub(crate) struct DemandNetwork {
     network: Network,
@@ -136,12 +137,12 @@ pub(crate) struct DemandNetwork {
     /// The node of every rank.
     ranks: Vec<usize>,
     total: Amount,
-    /// Ranks in the order in which they are asked: those that fell short last come first.
+    /// The order in which ranks are checked: ranks that lacked something last time come first.
     order: Vec<usize>,
 }
 
 impl DemandNetwork {
-    /// The network of a digraph where each rank gets what `demand` says.
+    /// The network of a digraph, in which each rank gets its element of `demand`.
     ///
     /// # Panics
     ///
@@ -164,8 +165,8 @@ impl DemandNetwork {
         supply
     }
 
-    /// The arc of an edge; one without capacity is made where there is none. Edges against each
-    /// other are one pair.
+    /// The arc of an edge. If there is none, an arc without capacity is made. Two edges in opposite
+    /// directions are one pair of arcs.
     fn arc(&mut self, from: usize, to: usize) -> ArcId {
         if let Some(&arc) = self.arcs.get(&(from, to)) {
             return arc;
@@ -188,7 +189,8 @@ impl DemandNetwork {
         self.network.set_capacity(arc, capacity);
     }
 
-    /// Gives edges the capacities of their digraph times a factor, and ranks other demands.
+    /// Gives each edge its capacity in the digraph times a factor, and gives the ranks other
+    /// demands.
     pub(crate) fn rescale(&mut self, graph: &Digraph, factor: Amount, demand: impl Iterator<Item = Amount>) {
         for &(from, to, capacity) in &graph.edges {
             self.set_capacity(from, to, capacity * factor);
@@ -200,20 +202,21 @@ impl DemandNetwork {
         }
     }
 
-    /// How much a rank lacks of the sum of all demands. Where it lacks any,
-    /// [`DemandNetwork::is_inside`] tells the cut.
+    /// How much a rank lacks of the sum of all demands. If it lacks something,
+    /// [`DemandNetwork::is_inside`] describes the cut.
     pub(crate) fn deficit(&mut self, rank: usize) -> Amount {
         self.total - self.network.max_flow_value(self.source, self.ranks[rank], self.total)
     }
 
-    /// Whether a node is on the source's side of the cut of a rank that lacked something.
+    /// Whether a node is on the source's side of the cut of the last rank that lacked something.
     #[must_use]
     pub(crate) fn is_inside(&self, node: usize) -> bool {
         self.network.is_source_side(node)
     }
 
-    /// Asks every rank, those that fell short before first; `on_deficit` is told what a rank lacks,
-    /// changes something, and says whether to go on.
+    /// Checks every rank. Ranks that lacked something last time come first. For each rank that
+    /// lacks something, `on_deficit` gets the deficit and the network, which it may change. It
+    /// returns whether to continue.
     pub(crate) fn visit_deficits(&mut self, mut on_deficit: impl FnMut(&mut Self, Amount) -> bool) -> bool {
         for place in 0..self.order.len() {
             let rank = self.order[place];
@@ -234,7 +237,7 @@ impl DemandNetwork {
     }
 }
 
-/// The greatest number that divides both; the other one where one is zero.
+/// The greatest common divisor; if one number is zero, the other number.
 #[must_use]
 pub(crate) fn greatest_divisor(mut one: Amount, mut other: Amount) -> Amount {
     while other != 0 {

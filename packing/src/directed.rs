@@ -1,10 +1,10 @@
 //! Broadcast, reduce, all-gather and reduce-scatter: trees along which data move in one direction.
 //!
-//! A demand gives the roots of the trees: the root of a broadcast, or every rank equally for an
-//! all-gather. [`best_rate`] gives rate and certificate. Capacities are scaled until the rate is an
-//! integer number of trees. Trees are [extracted](super::extraction), or switches are removed and
-//! arborescences are packed. Then the [depth](super::depth) of the trees is reduced. Reduce and
-//! reduce-scatter are the same on reversed links, with reversed trees.
+//! The demand gives the roots of the trees: the root of a broadcast, or every rank equally for an
+//! all-gather. [`best_rate`] gives the rate and the certificate. Capacities are scaled until the
+//! rate is an integer number of trees. Then trees are [extracted](super::extraction), or switches
+//! are removed and arborescences are packed. At last the [depth](super::depth) of the trees is
+//! reduced. Reduce and reduce-scatter are packed on reversed links, and their trees are reversed.
 //!
 //! The result is optimal if every switch can be balanced at the rate that cuts allow. This holds if
 //! links carry as much in both directions. In all other cases the rate is the best that was found,
@@ -68,7 +68,7 @@ pub(super) fn certificate(best: Bottleneck) -> Certificate {
     Certificate::Cut { nodes: nodes.map(|(node, _)| NodeId(node as u32)).collect() }
 }
 
-/// Trees with the paths of their edges, and the unit of their amounts in units of capacity.
+/// Trees with the paths of their edges. `unit` is the weight of one tree, in units of capacity.
 pub(super) struct Forest {
     pub(super) unit: Rate,
     pub(super) trees: Vec<RoutedTree>,
@@ -85,7 +85,7 @@ fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
         best_equal_weight(graph, &demand, best / Rate::from_integer(count.into()))
             .map_or(Rate::default(), |units| units.tree * Rate::from_integer(count.into()))
     };
-    // The smallest of the best counts.
+    // Of several equally good counts, the smallest is taken.
     let count = (1..=MAX_TREES_PER_ROOT).rev().max_by_key(|&count| weight(count)).unwrap_or(1);
     equal_trees(graph, direction, best, count)
 }
@@ -118,10 +118,11 @@ fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) ->
     })
 }
 
-/// Resolution of the search if the best rate is out of reach.
+/// Number of steps of the search if the best rate is out of reach.
 const RATE_STEPS: i128 = 64;
 
-/// The forest at the highest feasible fraction of a rate, by bisection; `least` if it is as good.
+/// The forest at the highest feasible fraction of a rate, by bisection; `least` if it is at least
+/// as good.
 fn highest_feasible(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>) -> Forest {
     let (mut low, mut high) = (0, RATE_STEPS);
     let mut found = None;
@@ -134,7 +135,7 @@ fn highest_feasible(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Optio
         }
     }
     match found {
-        // Over shortest paths the unit is the rate of one unit.
+        // In the forest over shortest paths, the unit is the rate for each unit of demand.
         Some((rate, forest)) if rate >= least.unit => forest,
         _ => least,
     }
@@ -193,8 +194,8 @@ pub(super) fn merged(trees: Vec<RoutedTree>) -> Vec<RoutedTree> {
 }
 
 impl Forest {
-    /// Trees from each rank in proportion to `direction`, whose best rate is `best`: `count` of
-    /// equal weight for each unit, or as many as the rate needs.
+    /// Trees from each rank in proportion to `direction`, whose best rate is `best`. There are
+    /// `count` trees of equal weight for each unit of `direction`, or as many as the rate needs.
     pub(super) fn new(graph: &Digraph, direction: &[Amount], best: Rate, count: Option<u32>) -> Self {
         match count {
             Some(count) => equal_trees(graph, direction, best, count),
@@ -202,15 +203,15 @@ impl Forest {
         }
     }
 
-    /// The largest number of trees of a root.
+    /// The largest number of trees of a single root.
     fn trees_per_root(&self) -> usize {
         let mut counts: BTreeMap<Rank, usize> = BTreeMap::new();
         self.trees.iter().for_each(|tree| *counts.entry(tree.root).or_default() += 1);
         counts.into_values().max().unwrap_or(0)
     }
 
-    /// The trees over physical links, with weights in bytes a second, where a unit of capacity is
-    /// `unit`. With `is_towards` the trees are reversed.
+    /// The trees over physical links, with weights in bytes a second. A unit of capacity is `unit`.
+    /// With `is_towards` the trees are reversed.
     pub(super) fn trees(self, unit: Rate, is_towards: bool) -> Vec<Tree> {
         let one = self.unit * unit;
         let weight = |amount: Amount| one * Rate::from_integer(signed(amount));
@@ -241,7 +242,7 @@ mod tests {
     use crate::topology::preset;
     use crate::{PackOptions, check, pack};
 
-    /// The upper bound of every packing, over all cuts.
+    /// The least bound of all cuts, which no packing exceeds.
     fn bound(topology: &Topology, collective: Collective) -> Rate {
         let (graph, unit) = Digraph::of(topology);
         let ranks = topology.ranks() as usize;
@@ -279,7 +280,8 @@ mod tests {
                 let packing = pack_directed(&topology, collective, None);
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 assert_eq!(packing.bound, bound(&topology, collective), "{topology:?}");
-                // Large and odd bandwidths may need more trees than a root has.
+                // If bandwidths are large and odd, the optimum may need more trees than a root may
+                // have.
                 let is_full = packing.trees.len() > MAX_TREES_PER_ROOT as usize / 2;
                 assert!(packing.is_optimal() || is_full, "{collective} {topology:?}");
                 limited += u32::from(!packing.is_optimal());
@@ -326,7 +328,7 @@ mod tests {
         }
     }
 
-    /// GB/s that presets reach: broadcast, all-gather, and all-gather with one tree a root.
+    /// The rates of presets in GB/s: broadcast, all-gather, and all-gather with one tree a root.
     fn rates(name: &str) -> [Rate; 3] {
         let topology = preset(name).unwrap();
         let asked = [

@@ -1,10 +1,10 @@
 //! The two trees of a double tree (Sanders, Speck and Träff, "Two-tree algorithms for full
-//! bandwidth broadcast, reduction and scan", 2009): each rank has children in one of them at most,
-//! so each link carries half of the data.
+//! bandwidth broadcast, reduction and scan", 2009). Each rank has children in at most one of the
+//! trees, so each link carries half of the data.
 
 use pleach_vocabulary::Rank;
 
-/// Child and parent of all edges of the first and the second tree over `ranks` ranks.
+/// The edges (child, parent) of the first and of the second tree over `ranks` ranks.
 pub fn double_tree_edges(ranks: u32, root: Option<Rank>) -> [Vec<(Rank, Rank)>; 2] {
     [false, true].map(|second| match root {
         None => edges(ranks, second),
@@ -18,7 +18,7 @@ pub fn double_tree_edges(ranks: u32, root: Option<Rank>) -> [Vec<(Rank, Rank)>; 
     })
 }
 
-/// Which of `count` ranks stands at a position (from 1) of the first or second tree.
+/// The rank at a position (from 1) of the first or second tree over `count` ranks.
 fn rank_at(position: u32, count: u32, second: bool) -> Rank {
     match (second, count % 2) {
         (false, _) => position - 1,
@@ -32,7 +32,7 @@ fn top(count: u32, second: bool) -> Rank {
     rank_at(1 << count.ilog2(), count, second)
 }
 
-/// Child and parent.
+/// The edges of a tree, each as (child, parent).
 fn edges(count: u32, second: bool) -> Vec<(Rank, Rank)> {
     let mut edges = Vec::with_capacity(count as usize - 1);
     let mut ranges = vec![(1u32, count, None)];
@@ -51,9 +51,9 @@ fn edges(count: u32, second: bool) -> Vec<(Rank, Rank)> {
     edges
 }
 
-/// Of the numbers in a range, the one that the highest power of two divides.
+/// The number in a range that is divisible by the highest power of two.
 fn most_trailing_zeros(first: u32, last: u32) -> u32 {
-    // What first - 1 and last have in common above their highest different bit, and that bit.
+    // The common leading bits of `first - 1` and `last`, then the highest bit in which they differ.
     last >> (last ^ (first - 1)).ilog2() << (last ^ (first - 1)).ilog2()
 }
 

@@ -15,11 +15,11 @@
 //! with their slack, and the next tree that would enter such a set once too often takes another
 //! path. A tree takes as much from a switch as it gives to it, so the rest stays balanced.
 //!
-//! Paths are as short as possible, where each link and each edge counts one. Among equally near
-//! ranks the rank with the most capacity to pass on comes first; among equally short paths the path
-//! over the least used links. A single root is often better served by several trees: several
-//! numbers of trees are tried, and the shallowest result is taken. Parts of unit trees are taken
-//! only if one whole tree would suffice and would be deeper by a third.
+//! Paths are as short as possible, where each link and each edge counts one. Of equally near ranks,
+//! the rank with the most capacity to pass on comes first. Of equally short paths, the path over
+//! the least used links comes first. A single root often gets a better result with several trees.
+//! So several numbers of trees are tried, and the shallowest result is taken. Parts of unit trees
+//! are taken only if one whole tree would suffice and would be deeper by a third.
 //!
 //! **Invariant:** the rest can be packed, and the extracted trees and the rest together are the
 //! whole demand.
@@ -51,7 +51,7 @@ pub(super) struct RoutedTree {
     pub(super) edges: Vec<(Rank, Rank, Vec<WeightedPath>)>,
 }
 
-/// Trees, of which `parts` together are one unit tree.
+/// Trees; `parts` of them make one unit tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Extracted {
     pub(super) parts: Amount,
@@ -80,7 +80,8 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
         for (parts, aim) in paths.filter(|&(parts, aim)| parts > 1 || aim <= total) {
             let extracted = pack_parts(graph, demand, parts, aim)?;
             let depth = Depth::of(&extracted, demand.len());
-            // Several whole trees are worth some depth, and one whole tree a little.
+            // If the whole trees are several, parts never replace them. A single whole tree is
+            // replaced only if it is deeper by a third.
             let is_worth_it = parts == best.parts || (total == 1 && depth.most * 4 <= least.most * 3);
             if depth < least && is_worth_it {
                 (least, best) = (depth, extracted);
@@ -90,8 +91,9 @@ pub(super) fn pack(graph: &Digraph, demand: &[Amount], can_part: bool) -> Option
     Some(best)
 }
 
-/// Extracts whole trees of short paths, at most `demand[v]` from every rank v, each with about one
-/// `aim`th of the demand of its root. `None` if the demand is infeasible or a switch is not
+/// Extracts whole trees of short paths, at most `demand[v]` from every rank v. Each tree has about
+/// 1/`aim` of the demand of its root. `None` if the demand is infeasible or a switch is not
+/// balanced.
 /// balanced.
 ///
 /// # Panics
@@ -106,7 +108,7 @@ pub(super) fn extract(graph: &Digraph, demand: &[Amount], aim: Amount) -> Option
     Some(extractor.extracted)
 }
 
-/// Packs with trees of which `parts` make a unit tree, `aim` for each root.
+/// Packs trees of which `parts` make a unit tree, about `aim` for each root.
 fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) -> Option<Extracted> {
     let graph = &graph.map(|_, _, capacity| capacity * parts);
     let demand: Vec<Amount> = demand.iter().map(|amount| amount * parts).collect();
@@ -129,7 +131,7 @@ fn pack_parts(graph: &Digraph, demand: &[Amount], parts: Amount, aim: Amount) ->
     Some(Extracted { parts, trees })
 }
 
-/// The depth of the deepest tree, then the weighted depth of all.
+/// The depth of the deepest tree, then the weighted sum of the depths of all trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Depth {
     most: usize,
@@ -137,7 +139,7 @@ struct Depth {
 }
 
 impl Depth {
-    /// Counts one for each link and one for each edge.
+    /// The depth of trees. Each link and each edge counts one.
     fn of(extracted: &Extracted, ranks: usize) -> Self {
         let mut depth = Self { most: 0, weighed: Rate::default() };
         for tree in &extracted.trees {
@@ -162,10 +164,10 @@ impl Depth {
 //
 // **Invariant:** the remaining demand is feasible in the remaining graph.
 
-/// Candidates before a tree is taken that has less than its root wants.
+/// Number of candidates before a tree is taken that carries less than its root wants.
 const GUESSES_MAX: usize = 6;
 
-/// Candidates before a root is given up. Each failed candidate adds a constraint.
+/// Number of candidates before a root is given up. Each failed candidate adds a constraint.
 const FAILURES_MAX: usize = 48;
 
 /// Largest number of violated cuts that one search returns.
@@ -542,7 +544,8 @@ mod tests {
     use crate::samples::{Links, Random, demand, graph};
     use crate::topology::preset;
 
-    /// What is left of a graph without trees; `None` if they use more than there is.
+    /// The capacities that remain of a graph when the trees are taken from it; `None` if the trees
+    /// use more than the graph has.
     fn without(graph: &Digraph, extracted: &Extracted) -> Option<BTreeMap<(usize, usize), Amount>> {
         let edges = graph.edges().iter();
         let mut left: BTreeMap<(usize, usize), Amount> =
@@ -612,7 +615,7 @@ mod tests {
         let mut demand = vec![0; ranks];
         demand[3] = 1;
         let extracted = pack(&graph, &demand, true).unwrap();
-        // Twice through the switch, three nodes each time.
+        // The path goes through the switch twice, and counts three each time.
         assert_eq!(Depth::of(&extracted, ranks).most, 6);
         let trees_in = pack(&graph, &demand, false).unwrap();
         assert_eq!((trees_in.parts, Depth::of(&trees_in, ranks).most), (1, 3 * (ranks - 1)));

@@ -22,21 +22,21 @@ const UNREACHED: u32 = u32::MAX;
 /// Nodes, arcs and a flow. See the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Network {
-    /// The arcs that begin at each node, with where they end.
+    /// The arcs that begin at each node, with the node where each arc ends.
     leaving: Vec<Vec<(ArcId, u32)>>,
     capacities: Vec<Amount>,
     residuals: Vec<Amount>,
-    /// How far each node is from the source of the last search.
+    /// The distance of each node from the source, in the last search.
     levels: Vec<u32>,
-    /// The next arc to try of each node.
+    /// By node: the next arc to try.
     next: Vec<u32>,
     queue: Vec<u32>,
-    /// The arcs of the path that is walked, each with where the search stood before it.
+    /// The arcs of the present path, each with the node from which the search took it.
     path: Vec<(ArcId, u32)>,
 }
 
 impl Network {
-    /// One without arcs.
+    /// A network without nodes and arcs.
     #[must_use]
     pub(crate) fn new(nodes: usize) -> Self {
         let mut network = Self::default();
@@ -60,7 +60,8 @@ impl Network {
         self.leaving.len()
     }
 
-    /// Adds an arc with its capacity and its reverse's. Arcs between the same nodes are kept apart.
+    /// Adds an arc and its reverse, each with its capacity. Arcs between the same nodes stay
+    /// separate.
     ///
     /// # Panics
     ///
@@ -81,8 +82,8 @@ impl Network {
         self.capacities[arc as usize]
     }
 
-    /// Changes what an arc can carry. Where the flow is larger than that, all flow is forgotten;
-    /// says whether it was kept.
+    /// Changes the capacity of an arc. If the flow over the arc is larger, all flow is forgotten.
+    /// Returns whether the flow was kept.
     pub(crate) fn set_capacity(&mut self, arc: ArcId, capacity: Amount) -> bool {
         let arc = arc as usize;
         let residual = (self.residuals[arc] + capacity).checked_sub(self.capacities[arc]);
@@ -105,8 +106,8 @@ impl Network {
         self.residuals.copy_from_slice(&self.capacities);
     }
 
-    /// The largest flow from `source` to `sink`, or `limit` where there is more. Forgets what
-    /// flowed before.
+    /// The largest flow from `source` to `sink`, or `limit` if the flow is larger. The flow of
+    /// earlier calls is forgotten.
     ///
     /// # Panics
     ///
@@ -116,10 +117,11 @@ impl Network {
         self.augment(source, sink, limit)
     }
 
-    /// How much can go from `source` to `sink`, at most `limit`: what [`Network::max_flow`] gives,
-    /// and the same sides of cuts, but of the largest flows another one. Paths are walked back from
-    /// the sink, where every step is one nearer to the source; in a network that leads to many
-    /// ranks, most steps from the source lead to others than the sink.
+    /// The largest flow from `source` to `sink`, at most `limit`. The value and the sides of the
+    /// cut are those of [`Network::max_flow`], but the flow itself may be a different largest flow.
+    /// Paths are walked back from the sink, and each step comes nearer to the source. In a network
+    /// that leads to many ranks this is faster, because most steps from the source lead to other
+    /// ranks than the sink.
     ///
     /// # Panics
     ///
@@ -134,8 +136,8 @@ impl Network {
         sum
     }
 
-    /// Adds to the flow that is there as much as goes from `source` to `sink`, at most `limit`;
-    /// says how much.
+    /// Adds to the present flow as much as can go from `source` to `sink`, at most `limit`. Returns
+    /// the added amount.
     ///
     /// # Panics
     ///
@@ -150,14 +152,14 @@ impl Network {
     }
 
     /// Whether a node is on the source's side of the minimum cut that the last search found: the
-    /// smallest such side. Means nothing after a search that stopped at its limit.
+    /// smallest such side. The result has no meaning after a search that stopped at its limit.
     #[must_use]
     pub(crate) fn is_source_side(&self, node: usize) -> bool {
         self.levels[node] != UNREACHED
     }
 
-    /// The smallest set of nodes with the sink that is a minimum cut, after the largest flow to it:
-    /// those from which more could go there.
+    /// The smallest sink side of a minimum cut, after a largest flow to the sink. It holds the
+    /// nodes from which more could flow to the sink.
     #[must_use]
     pub(crate) fn sink_side(&self, sink: usize) -> Vec<bool> {
         let mut is_inside = vec![false; self.nodes()];
@@ -175,7 +177,7 @@ impl Network {
         is_inside
     }
 
-    /// Labels nodes by their distance from the source; stops at the sink.
+    /// Labels nodes with their distance from the source; stops at the sink.
     fn label_levels(&mut self, source: usize, sink: usize) -> bool {
         self.levels.fill(UNREACHED);
         self.queue.clear();
@@ -198,8 +200,8 @@ impl Network {
         false
     }
 
-    /// Fills shortest paths between source and sink until none is left, at most `limit` in all.
-    /// They are walked from one of the two to the other.
+    /// Fills shortest paths between source and sink until no path is left, at most `limit` in all.
+    /// `step` walks each path from `start` to `goal`.
     fn blocking_flow(
         &mut self,
         start: usize,
@@ -223,7 +225,7 @@ impl Network {
             } else if let Some(there) = step(self, node) {
                 node = there;
             } else if let Some((_, before)) = self.path.pop() {
-                // Nothing leads on from here: the arc that led here is done with.
+                // No arc leads on from here, so the arc to this node is not tried again.
                 node = before as usize;
                 self.next[node] += 1;
             } else {
@@ -251,7 +253,7 @@ impl Network {
         Some(to as usize)
     }
 
-    /// Goes back over an arc that leads here from one step nearer to the source, if there is one.
+    /// Takes an arc backwards, to a node one step nearer to the source, if there is such an arc.
     fn retreat(&mut self, node: usize) -> Option<usize> {
         let level = self.levels[node].checked_sub(1)?;
         let leaving = &self.leaving[node];
@@ -269,8 +271,8 @@ impl Network {
         Some(from as usize)
     }
 
-    /// What the path can carry, at most `limit`, and the place of the first arc that carries no
-    /// more.
+    /// The most that the path can carry, at most `limit`, and the place of the first arc that is
+    /// full with this amount.
     fn bottleneck(&self, limit: Amount) -> (Amount, usize) {
         let mut least = (limit, 0);
         for (place, &(arc, _)) in self.path.iter().enumerate() {

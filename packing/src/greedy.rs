@@ -6,13 +6,13 @@
 //! ([`BOUND_WORK_MAX`]); beyond that it is the minimum cut around a single rank.
 //!
 //! Let `λ = trees / bound`, the optimal use of a link of one byte a second. The *price* of a link
-//! is its number of uses divided by its bandwidth, and at least `λ`, so that all uses that the
-//! optimum affords cost the same. A tree reaches next the rank with the smallest maximum price of
-//! the links on its path, and among these the rank that it reaches first, where the edges of one
+//! is its number of uses divided by its bandwidth. It is at least `λ`, so all uses that the optimum
+//! affords cost the same. A tree next reaches the rank with the smallest maximum price of the links
+//! on its path. Of several such ranks, it takes the rank that it reaches first; the edges of one
 //! rank leave one after the other. This gives trees of logarithmic depth. Edges that leave a rank
-//! beyond its share so far have a price too. The weight of all trees is the smallest bandwidth
-//! divided by uses. Of trees for the same data, only the number of trees that carries the most is
-//! kept.
+//! beyond its share so far have a price too. The weight of each tree is the smallest quotient of
+//! bandwidth and uses over all links. Of trees for the same data, only the number of trees that
+//! carries the most is kept.
 //!
 //! The trees of a single root are [extracted](super::extraction) first if there is time for a flow
 //! to every rank after each of them. This often gives the optimum; otherwise the better result is
@@ -51,7 +51,7 @@ const EXTRACTION_WORK_MAX: u64 = 1 << 23;
 /// Approximate number of links that the growth of all trees visits.
 const GROWTH_WORK_MAX: u64 = 1 << 26;
 
-/// Fewest trees for the same data, so that uses of a link differ little from its share.
+/// Fewest trees for the same data, so that the uses of a link are close to its share.
 const TREES_MIN: u32 = 64;
 
 /// If the optimum has fewer trees than this, more trees of less weight are extracted.
@@ -60,13 +60,14 @@ const SHARED_TREES_MIN: Amount = 4;
 /// Most trees of an all-reduce.
 const ALL_REDUCE_TREES_MAX: u32 = 256;
 
-/// Trees for the same data, for each multiple of the largest bandwidth of a link in the bound.
+/// Number of trees for the same data, for each multiple of the largest bandwidth of a link in the
+/// bound.
 const TREES_PER_LINK: u32 = 4;
 
-/// Edges by which a rank may exceed its share without a price.
+/// Number of edges by which a rank may exceed its share without a price.
 const AHEAD_EDGES: f64 = 8.0;
 
-/// Largest number of times that the path to a switch of a tree is improved.
+/// Largest number of times that the path of a tree to a switch is improved.
 const IMPROVEMENTS_MAX: u8 = 8;
 
 /// Whether exact packing takes seconds at most.
@@ -84,8 +85,8 @@ pub(super) fn is_bound_within_reach(topology: &Topology) -> bool {
 ///
 /// # Panics
 ///
-/// When there are fewer than two ranks, the root is none of them, or `collective` does not go along
-/// trees one way.
+/// When there are fewer than two ranks, the root is none of them, or `collective` is not a
+/// collective whose trees are used in one direction.
 pub(super) fn pack_one_way(
     topology: &Topology,
     collective: Collective,
@@ -146,8 +147,8 @@ fn extracted(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit:
         return None;
     }
     let total = best.numer().unsigned_abs();
-    // If bandwidths have no common divisor, the optimum has very many trees, and few would be
-    // found.
+    // If bandwidths have no common divisor, the optimum has very many trees. Only few of them would
+    // be found.
     if total > Amount::from(MAX_TREES_PER_ROOT) {
         return None;
     }
@@ -199,8 +200,8 @@ fn packing_of(
     Packing { collective, rate, bound, certificate, trees }
 }
 
-/// The price of a path, as the bits of a float that is not negative, and the time at which its end
-/// is reached.
+/// The price of a path, as the bits of a float that is not negative, and the time when its end is
+/// reached.
 type Cost = (u64, u32);
 
 /// The state of the packing: the topology and the load of its links.
@@ -215,7 +216,7 @@ struct GreedyPacker<'t> {
     uses: Vec<u32>,
     /// The opposite link, if trees are used in both directions.
     back: Vec<usize>,
-    /// By node: the capacity that leaves it, and the number of edges of trees that do.
+    /// By node: the capacity that leaves it, and the number of tree edges that leave it.
     exits: Vec<(f64, u32)>,
     /// The narrow cuts of a single root.
     narrow_cuts: NarrowCuts,
@@ -269,7 +270,7 @@ impl<'t> GreedyPacker<'t> {
         Self { topology, is_both_ways, first, carries, uses, back, exits, narrow_cuts: NarrowCuts::default() }
     }
 
-    /// The number of trees for the same data that is useful with this bound, at most `most`.
+    /// The useful number of trees for the same data with this bound, at most `most`.
     fn count(&self, bound: Rate, most: u32) -> u32 {
         let widest = self.carries.iter().copied().max().unwrap_or(1).max(1);
         let wanted = (bound * i128::from(TREES_PER_LINK) / i128::from(widest)).ceil().to_integer();
@@ -278,9 +279,9 @@ impl<'t> GreedyPacker<'t> {
         u32::try_from(wanted).unwrap_or(u32::MAX).max(TREES_MIN).min(most)
     }
 
-    /// Grows one tree from each of these roots, all of the same weight, and merges equal trees.
-    /// With `can_be_fewer` the trees carry the same data, and only the best number of them is kept.
-    /// `None` if a root does not reach all ranks.
+    /// Grows one tree from each of these roots. All trees have the same weight, and equal trees are
+    /// merged. With `can_be_fewer` the trees carry the same data, and only the best number of them
+    /// is kept. `None` if a root does not reach all ranks.
     fn grow(&mut self, roots: &[Rank], bound: Rate, can_be_fewer: bool) -> Option<Vec<Tree>> {
         let count = roots.len();
         let price = count as f64 * *bound.denom() as f64 / *bound.numer() as f64;
@@ -352,7 +353,7 @@ impl<'t> GreedyPacker<'t> {
             if grow_tree.reached[node].is_some() {
                 continue;
             }
-            // A tree may have loaded the path since then.
+            // A tree may have loaded the path since the cost was computed.
             let cost = self.cost(&grow_tree, node, target);
             if cost > known {
                 grow_tree.queue.push(Reverse((cost, node as u32)));
@@ -443,11 +444,11 @@ impl<'t> GreedyPacker<'t> {
 
 // Narrow cuts, and the number of times that trees have entered them.
 //
-// Every tree enters every set without its root at least once. If the bandwidth into a set is
-// little more than the bound, trees that enter it several times leave too little capacity for
-// later trees, even if no link is full yet. Examples are a server that all other servers reach
-// over few NICs, and all nodes outside the server of the root. A flow to every rank finds such
-// sets: its minimum cuts nearest to the rank and nearest to the root.
+// Every tree enters every set without its root at least once. If the bandwidth into a set is little
+// more than the bound, trees that enter it several times leave too little capacity for later trees,
+// even if no link is full yet. One example is a server that all other servers reach over few NICs.
+// Another example is the set of all nodes outside the server of the root. A flow to every rank
+// finds such sets: they are its minimum cuts nearest to the rank and nearest to the root.
 
 /// Largest number of sets that are kept.
 const SETS_MAX: usize = 4_096;
@@ -469,8 +470,8 @@ struct NarrowCut {
 }
 
 impl NarrowCuts {
-    /// The narrow cuts of a root, with several ranks inside. A single rank needs no set: every tree
-    /// enters it once.
+    /// The narrow cuts of a root with several ranks inside. A single rank needs no set, because
+    /// every tree enters it once.
     fn around(topology: &Topology, root: Rank) -> Self {
         let links = topology.links();
         let mut network = Network::new(topology.nodes().len());
@@ -511,9 +512,9 @@ impl NarrowCuts {
         }
     }
 
-    /// The largest excess of entries, after one more use of a link, over the share so far of a set
-    /// into which the link leads; at least 1. `per_byte` is the number of entries so far for each
-    /// byte a second of bandwidth into a set.
+    /// The largest excess of entries over the share so far, of all sets into which the link leads.
+    /// One more use of the link counts. At least 1. `per_byte` is the number of entries so far for
+    /// each byte a second of bandwidth into a set.
     fn excess(&self, link: usize, per_byte: f64) -> f64 {
         let excess = |&set: &u32| {
             let NarrowCut { carries, entries } = self.sets[set as usize];

@@ -23,9 +23,10 @@ const CHUNK_NS: u64 = 500;
 /// Largest number of ranks for which packings of less depth are computed.
 const FLAT_RANKS_MAX: u32 = 64;
 
-/// Packs for a collective of `bytes` bytes, as the rate counts them. With the optimal strategy and
-/// no given number of trees it takes the fastest of several packings; otherwise it is [`pack`]. A
-/// group with a topology does the same; see `Wiring` of `pleach-schedule`.
+/// Packs for a collective of `bytes` bytes, counted as the rate counts them. With the optimal
+/// strategy and no given number of trees, the result is the fastest of several packings. Otherwise
+/// it is the result of [`pack`]. A group with a topology does the same; see `Wiring` of
+/// `pleach-schedule`.
 pub fn pack_for(
     topology: &Topology,
     collective: Collective,
@@ -36,11 +37,12 @@ pub fn pack_for(
     Ok(if options.may_be_shallow() { fastest(packing, topology, bytes) } else { packing })
 }
 
-/// The predicted time of a packing for `bytes` bytes, as the rate counts them, in nanoseconds.
+/// The predicted time of a packing for `bytes` bytes, in nanoseconds. Bytes are counted as the rate
+/// counts them.
 ///
-/// With `d` the edges and `l` the latency of the longest path (up and down together for
-/// all-reduce), `t` the time of the bytes at the rate, and `k` chunks: `l + (1 + (d-1)/k)·t +
-/// k·CHUNK_NS`, for the best `k`.
+/// Let `d` be the number of edges and `l` the latency of the longest path (up and down together for
+/// all-reduce), `t` the time of the bytes at the rate, and `k` the number of chunks. The time is `l
+/// + (1 + (d-1)/k)·t + k·CHUNK_NS`, for the best `k`.
 #[must_use]
 pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     let turns = if packing.collective == Collective::AllReduce { 2 } else { 1 };
@@ -64,7 +66,7 @@ pub fn longest_path(packing: &Packing, topology: &Topology) -> (u64, u32) {
     paths.fold((0, 0), |most, path| (most.0.max(path.0), most.1.max(path.1)))
 }
 
-/// The same for one tree.
+/// The latency and the number of edges of the longest path of one tree.
 pub(super) fn longest_path_of_tree(tree: &Tree, topology: &Topology) -> (u64, u32) {
     let mut paths = vec![None; topology.ranks() as usize];
     paths[tree.root as usize] = Some((0, 0));
@@ -156,7 +158,7 @@ fn without_deepest(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     depths.iter().map(kept).collect()
 }
 
-/// The same collective with other trees.
+/// A packing for the same collective with other trees.
 fn with_trees(packing: &Packing, trees: Vec<Tree>) -> Packing {
     let rate = trees.iter().map(|tree| tree.weight).sum();
     Packing { trees, rate, ..packing.clone() }
@@ -201,7 +203,7 @@ fn single_tree_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> 
     let to_root = is_inwards || packing.collective == Collective::AllReduce;
     let mut packings = Vec::with_capacity(flat.len());
     for trees in flat {
-        // Their weights are equal, and stay equal when they are scaled.
+        // All weights are equal, and scaling keeps them equal.
         let Some(mut trees) = fitted(grown_on, packing.collective, trees) else { continue };
         if to_root {
             trees.iter_mut().for_each(Tree::turn);
@@ -256,7 +258,8 @@ fn nearest_rank(
     for (rank, latency_ns) in (0..).zip(reached) {
         left.extend(latency_ns.map(|latency_ns| (latency_ns, 0_u32, topology.node(rank), None)));
     }
-    // By time, then by edges, then by number: at equal times the tree of less depth.
+    // Ranks are ordered by time, then by edges, then by number. At equal times the tree of less
+    // depth is taken.
     while let Some((latency_ns, hops, node, from)) = left.pop_first() {
         let is_start = from.is_none();
         if above[node.0 as usize].is_some() {
@@ -302,7 +305,7 @@ mod tests {
         builder.build().unwrap()
     }
 
-    /// All ranks one after the other, from the root or to it.
+    /// A chain of all ranks, from the root or to the root.
     fn chain(topology: &Topology, collective: Collective, rate: Rate) -> Packing {
         let switch = NodeId(topology.ranks());
         let mut tree = Tree { root: 0, weight: rate, edges: Vec::new() };
@@ -322,10 +325,10 @@ mod tests {
         let rate = Rate::from_integer(i128::from(GB_S));
         let broadcast = chain(&topology, Collective::Broadcast { root: 0 }, rate);
         assert_eq!(predicted_ns(&broadcast, &topology, 0), 4 * LATENCY_NS + CHUNK_NS);
-        // One chunk, as more would cost more than what they save: twice 100 bytes at a byte a
-        // nanosecond.
+        // One chunk is best here, as further chunks would cost more than they save. 100 bytes take
+        // 100 ns over each of two edges.
         assert_eq!(predicted_ns(&broadcast, &topology, 100), 4 * LATENCY_NS + CHUNK_NS + 200);
-        // 20 chunks of 10 kB.
+        // 20 chunks of 10 kB each.
         assert_eq!(predicted_ns(&broadcast, &topology, 200_000), 4_000 + 210_000 + 20 * CHUNK_NS);
         let all_reduce = chain(&topology, Collective::AllReduce, rate);
         assert_eq!(predicted_ns(&all_reduce, &topology, 100), 8 * LATENCY_NS + CHUNK_NS + 400);

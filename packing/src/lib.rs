@@ -35,12 +35,12 @@
 //!
 //! # What a tree is
 //!
-//! Edges are pairs of ranks in the direction of the data. In a tree from the root, edges nearer to
-//! the root come first; in a tree to the root they come last. For all-reduce the edges lead to the
-//! root, and each tree is used in reverse as well. Gather and scatter are flows and not trees: an
-//! entry is the path of the data of one rank, with its edges in order, and an entry without edges
-//! is the block of the root. The [`Path`]s of an edge go from rank to rank through switches only,
-//! and their weights sum to the weight of the tree.
+//! An edge is a pair of ranks in the direction of the data. In a tree from the root, edges nearer
+//! to the root come first; in a tree to the root they come last. For all-reduce the edges lead to
+//! the root, and each tree is used in reverse as well. Gather and scatter are flows and not trees.
+//! Each entry is the path of the data of one rank, with its edges in order, and an entry without
+//! edges is the block of the root. The [`Path`]s of an edge go from rank to rank through switches
+//! only, and their weights sum to the weight of the tree.
 //!
 //! **Invariant:** the weights of the trees sum to the rate. On every link the weights of the paths
 //! over it (in both directions for all-reduce) sum to at most its bandwidth. The rate is at most
@@ -92,59 +92,59 @@ pub use check::{Checked, Flaw, check};
 pub use latency::pack_for;
 pub use strategy::{PackError, PackOptions, Strategy, pack};
 
-/// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce.
-/// Where the optimum needs more, the best that trees of equal weight reach is packed instead, and
-/// the gap is in [`Packing::rate`] and [`Packing::bound`].
+/// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce. If
+/// the optimum needs more, the best packing with trees of equal weight is made instead.
+/// [`Packing::rate`] and [`Packing::bound`] then show the gap.
 pub const MAX_TREES_PER_ROOT: u32 = 64;
 
-/// How many edges all trees of a packing may have, about: beyond it they take gigabytes.
+/// The largest number of edges of all trees of a packing, approximately: more edges take gigabytes.
 pub const EDGES_MAX: u64 = 1 << 22;
 
-/// An exact rate or share of it, in bytes a second.
+/// An exact rate, or a share of a rate, in bytes a second.
 pub type Rate = Ratio<i128>;
 
-/// Weighted trees, and the proof of how good they are. See the module.
+/// Weighted trees, and the bound with its proof. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// The collective.
     pub collective: Collective,
-    /// What the trees carry together. The module says of what.
+    /// The rate of all trees together. The module says which bytes count.
     pub rate: Rate,
     /// The bound.
     pub bound: Rate,
     /// The certificate.
     pub certificate: Certificate,
-    /// At most one with the same root, edges and paths.
+    /// The trees. No two trees have the same root, edges and paths.
     pub trees: Vec<Tree>,
 }
 
 /// One tree of a packing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
-    /// Where all data come from or go to.
+    /// The rank where all data come from or go to.
     pub root: Rank,
-    /// The rate that it carries.
+    /// The rate that the tree carries.
     pub weight: Rate,
-    /// Its edges; the module says in which order.
+    /// The edges of the tree; the module says in which order.
     pub edges: Vec<Edge>,
 }
 
 impl Tree {
-    /// Turns it round: what came from the root goes to it, over the same links the other way.
+    /// Reverses the tree: the data go over the same links in the other direction.
     fn turn(&mut self) {
         self.edges.reverse();
         self.edges.iter_mut().for_each(Edge::turn);
     }
 }
 
-/// Data that move from a rank to another.
+/// Data that move from one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// The sender.
     pub from: Rank,
     /// The receiver.
     pub to: Rank,
-    /// Over which links, in parallel.
+    /// The paths of the data. They are used in parallel.
     pub paths: Vec<Path>,
 }
 
@@ -158,22 +158,23 @@ impl Edge {
 /// Links one after the other, between two ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Path {
-    /// The nodes, with both ends; those between are switches.
+    /// The nodes, both ends included; the nodes between the ends are switches.
     pub hops: Vec<NodeId>,
-    /// What goes this way.
+    /// The rate of the data on this path.
     pub weight: Rate,
 }
 
-/// Why nothing goes faster.
+/// The proof of the bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Certificate {
-    /// All that has to leave these nodes goes over what leads out of them. For gather, reduce and
-    /// reduce-scatter: all that has to enter them.
+    /// The nodes of a cut. All data that have to leave these nodes go over the links that leave
+    /// them. For gather, reduce and reduce-scatter: all data that have to enter these nodes go over
+    /// the links that enter them.
     Cut {
         /// The nodes.
         nodes: Vec<NodeId>,
     },
-    /// These disjoint parts, which hold all ranks, are joined by so little.
+    /// Disjoint parts that hold all ranks. The bandwidth between the parts limits the rate.
     Partition {
         /// The parts.
         parts: Vec<Vec<NodeId>>,
@@ -183,7 +184,7 @@ pub enum Certificate {
 }
 
 impl Packing {
-    /// Whether no better packing exists: no schedule is faster in which switches only forward.
+    /// Whether no better packing exists: no schedule in which switches only forward is faster.
     #[must_use]
     pub fn is_optimal(&self) -> bool {
         self.rate == self.bound

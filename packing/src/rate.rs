@@ -48,8 +48,9 @@ fn rate_of(graph: &Digraph, demand: &[Amount], cut: &[bool]) -> Option<Rate> {
     (inside > 0).then(|| Rate::new(signed(graph.leaving(|node| cut[node])), signed(inside)))
 }
 
-/// The largest rate x such that x·demand can be sent from every rank to all others at once, in
-/// units of capacity for each unit of demand; none with fewer than two ranks or no demand.
+/// The largest rate x such that every rank can send x times its demand to all other ranks at once.
+/// It is in units of capacity for each unit of demand. `None` with fewer than two ranks or no
+/// demand.
 ///
 /// # Panics
 ///
@@ -75,7 +76,7 @@ pub(crate) fn best_rate(graph: &Digraph, demand: &[Amount]) -> Option<Bottleneck
     Some(best)
 }
 
-/// The best of the cuts around one rank, or around all but one: a bound without a flow.
+/// The best cut around a single rank, or around all ranks but one: a bound that needs no flow.
 pub(super) fn around_single_ranks(graph: &Digraph, demand: &[Amount]) -> Option<Bottleneck> {
     if graph.ranks().len() < 2 {
         return None;
@@ -125,17 +126,17 @@ pub(crate) fn best_equal_weight(graph: &Digraph, demand: &[Amount], best: Rate) 
         return (total > 0 && graph.ranks().len() > 1)
             .then(|| EqualWeight { tree: best, graph: floors(best) });
     }
-    // Where every edge carries all trees, they can be packed.
+    // With this weight every edge carries all trees, so they can be packed.
     let mut low = Rate::new(signed(*capacities.first()?), signed(total));
     let mut high = best;
     let half = Rate::new(1, 2);
     while count_between(&capacities, low, high, total) > CANDIDATES_MAX {
-        // Repeated halving would give ever larger denominators; a neighbour of the middle serves as
-        // well.
+        // Repeated halving would give larger and larger denominators. A rate near the middle serves
+        // as well.
         let middle = neighbour((low + high) * half, low, high);
         *(if is_feasible(middle) { &mut low } else { &mut high }) = middle;
     }
-    // The largest weight makes some edge carry a whole number of trees.
+    // The largest feasible weight makes some edge carry an integer number of trees.
     let mut candidates = vec![low];
     for &capacity in &capacities {
         let counts = trees_in(capacity, high).max(1)..=trees_in(capacity, low).min(total);
@@ -148,7 +149,7 @@ pub(crate) fn best_equal_weight(graph: &Digraph, demand: &[Amount], best: Rate) 
     Some(EqualWeight { tree, graph: floors(tree) })
 }
 
-/// The number of trees of a weight that each edge carries, of `total` in all.
+/// The number of trees of a weight that each edge carries, at most `total`.
 #[must_use]
 pub(crate) fn whole_trees(graph: &Digraph, tree: Rate, total: Amount) -> Digraph {
     graph.map(|_, _, capacity| trees_in(capacity, tree).min(total))

@@ -7,25 +7,26 @@ use super::rate::signed;
 use crate::topology::{LATENCY_NS, NodeId, NodeKind, Topology};
 pub(crate) use pleach_vocabulary::random::Random;
 
-/// A capacity: mostly small, now and then large and odd.
+/// A capacity: usually small, sometimes large and odd.
 fn capacity(random: &mut Random) -> Amount {
     let large = if random.below(16) == 0 { 1_000_003 } else { 1 };
     Amount::from(1 + random.below(6)) * large
 }
 
-/// Whose links of a switch carry as much in as out.
+/// The condition on links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
-    /// Every link has one in the other direction that carries as much.
+    /// Every link has a reverse link of the same capacity.
     Duplex,
-    /// Links are what they like, but as much enters as leaves every switch: they lie on cycles.
+    /// Links may be in one direction only, but as much enters as leaves every switch: links lie on
+    /// cycles.
     Balanced,
-    /// Links are what they like.
+    /// Any links.
     Any,
 }
 
-/// A graph in which all ranks reach each other, with 2 to `ranks_max` ranks and up to
-/// `switches_max` switches, nodes shuffled.
+/// A graph in which all ranks reach each other, with 2 to `ranks_max` ranks and at most
+/// `switches_max` switches. Nodes are shuffled.
 pub(crate) fn graph(random: &mut Random, ranks_max: u64, switches_max: u64, links: Links) -> Digraph {
     loop {
         let ranks = 2 + random.below(ranks_max - 1);
@@ -56,7 +57,7 @@ pub(crate) fn graph(random: &mut Random, ranks_max: u64, switches_max: u64, link
     }
 }
 
-/// Demands, of which at least one is not zero.
+/// Demands; at least one demand is not zero.
 pub(crate) fn demand(random: &mut Random, graph: &Digraph) -> Vec<Amount> {
     let ranks = graph.ranks().len();
     let mut demand: Vec<Amount> = match random.below(3) {
@@ -70,7 +71,8 @@ pub(crate) fn demand(random: &mut Random, graph: &Digraph) -> Vec<Amount> {
     demand
 }
 
-/// The least of what leaves a set that lacks a rank, for each unit of demand in it.
+/// The best rate by enumeration: the least capacity out of a set for each unit of demand in the
+/// set, over all sets that lack a rank.
 pub(crate) fn best_by_enumeration(graph: &Digraph, demand: &[Amount]) -> Rate {
     let mut least: Option<Rate> = None;
     for set in 0..1_u32 << graph.nodes() {
@@ -85,7 +87,7 @@ pub(crate) fn best_by_enumeration(graph: &Digraph, demand: &[Amount]) -> Rate {
     least.expect("two ranks and some demand")
 }
 
-/// A graph as a topology, nodes numbered alike and ranks in their order.
+/// A graph as a topology with the same numbers of nodes; ranks stay in their order.
 pub(crate) fn topology(graph: &Digraph) -> Topology {
     let mut builder = Topology::builder();
     let switches = graph.switches();

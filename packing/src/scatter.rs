@@ -2,9 +2,9 @@
 //!
 //! Nothing is copied or combined, so these are flows. The root sends the same amount to every other
 //! rank, and the optimum is N·min `B⁺(S)` / ranks outside S over sets S with the root. Newton's
-//! method on violated cuts finds it, as for trees, with a sink that takes the same amount from
-//! every rank. The last flow is decomposed into paths. Gather is the same on reversed links, with
-//! reversed paths.
+//! method on violated cuts finds it, as for trees. For this, a sink takes the same amount from
+//! every rank. The last flow is decomposed into paths. Gather is packed on reversed links, and its
+//! paths are reversed.
 
 use pleach_vocabulary::{Collective, Rank};
 
@@ -15,8 +15,8 @@ use super::rate::{Bottleneck, signed};
 use super::{Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
-/// Packs the paths of every block from the root, or to it for gather. The root's own block is an
-/// entry without edges.
+/// Packs the paths of every block from the root, or to the root for gather. The root's own block is
+/// an entry without edges.
 ///
 /// # Panics
 ///
@@ -71,7 +71,7 @@ struct ScatterNetwork<'graph> {
     network: Network,
     root: usize,
     sink: usize,
-    /// The arc of each edge, in their order.
+    /// The arc of each edge, in the order of the edges.
     arcs: Vec<ArcId>,
     /// Every rank but the root, with its arc to the sink.
     sink_arcs: Vec<(usize, ArcId)>,
@@ -142,7 +142,7 @@ impl<'graph> ScatterNetwork<'graph> {
             path.push(edge);
             let begin = |&edge: &usize| self.graph.edges()[edge].0 == to;
             if let Some(place) = path.iter().position(begin) {
-                // A cycle in the flow carries nothing to a rank.
+                // A cycle in the flow carries nothing to a rank, so it is removed.
                 let amount = path[place..].iter().map(|&edge| flow[edge]).fold(Amount::MAX, Amount::min);
                 path[place..].iter().for_each(|&edge| flow[edge] -= amount);
                 path.truncate(place);

@@ -21,20 +21,22 @@ use super::scatter::pack_scatter;
 use super::{Certificate, EDGES_MAX, MAX_TREES_PER_ROOT, Packing, Rate, greedy};
 use crate::topology::Topology;
 
-/// Most ranks that are looked at one by one where they look the same.
+/// Largest number of ranks that are also packed one by one where an optimal packing by symmetry has
+/// deep trees.
 const ONE_BY_ONE_RANKS_MAX: u32 = 64;
 
-/// No shallower tree is searched for a tree of this many edges from root to leaf.
+/// If no path from root to leaf has more than this number of edges, no search for shallower trees
+/// is made.
 const SHALLOW_EDGES: u32 = 2;
 
-/// How trees are found.
+/// The strategy that finds trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// The best that links allow.
+    /// The best trees that links allow.
     #[default]
     Optimal,
-    /// Blink's: multiplicative weights, then few trees.
+    /// Blink's algorithm: multiplicative weights, then fewer trees.
     #[cfg(feature = "compare")]
     Blink,
     /// Edge-disjoint Hamiltonian cycles.
@@ -49,7 +51,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// All of them.
+    /// All strategies.
     pub const ALL: &[Self] = &[
         Self::Optimal,
         #[cfg(feature = "compare")]
@@ -93,19 +95,20 @@ impl FromStr for Strategy {
     }
 }
 
-/// How to pack.
+/// The options of [`pack`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackOptions {
-    /// By which strategy.
+    /// The strategy.
     pub strategy: Strategy,
-    /// How many trees of equal weight each root has, 1 to [`MAX_TREES_PER_ROOT`]; as many as the
-    /// optimum needs where nothing is said. For all-reduce, whose trees may have any root, how many
-    /// there are for each rank on the average.
+    /// The number of trees of equal weight of each root, from 1 to [`MAX_TREES_PER_ROOT`]; `None`:
+    /// as many as the optimum needs. For all-reduce, whose trees may have any root, this is the
+    /// average number of trees for each rank.
     pub trees_per_root: Option<u32>,
 }
 
 impl PackOptions {
-    /// Whether trees may be flatter than those of the optimum where few bytes go along them sooner.
+    /// Whether trees may be flatter than those of the optimum if short messages take less time with
+    /// them.
     #[must_use]
     pub fn may_be_shallow(&self) -> bool {
         self.strategy == Strategy::Optimal && self.trees_per_root.is_none()
@@ -116,7 +119,7 @@ impl PackOptions {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
-    /// A collective that trees do not help.
+    /// A collective for which trees are of no use.
     #[error(
         "{collective}: there is nothing to pack; trees are for all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather and scatter"
     )]
@@ -124,7 +127,7 @@ pub enum PackError {
         /// The collective.
         collective: Collective,
     },
-    /// A root that is no rank.
+    /// The root is not a rank of the topology.
     #[error("{collective}: there is no rank {root} in this topology: there are {ranks}, numbered from 0")]
     NoSuchRoot {
         /// The collective.
@@ -134,19 +137,19 @@ pub enum PackError {
         /// The number of ranks.
         ranks: u32,
     },
-    /// None, or more than [`MAX_TREES_PER_ROOT`].
+    /// The number of trees is 0 or more than [`MAX_TREES_PER_ROOT`].
     #[error("{given} trees a root: a root has 1 to {MAX_TREES_PER_ROOT}")]
     TreesPerRoot {
         /// The number that was given.
         given: u32,
     },
-    /// A number of trees where there are none to count.
+    /// A number of trees is given for a collective or strategy that does not use it.
     #[error("{collective}: a number of trees a root means nothing here; leave it out")]
     NoTreesToCount {
         /// The collective.
         collective: Collective,
     },
-    /// A strategy that is not for this collective.
+    /// The strategy is not for this collective.
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy} is not for it; use 'optimal'")]
     NotFor {
@@ -155,7 +158,7 @@ pub enum PackError {
         /// The collective.
         collective: Collective,
     },
-    /// Trees from or to every rank that have more than [`EDGES_MAX`] edges together.
+    /// Trees from or to every rank together have more than [`EDGES_MAX`] edges.
     #[error(
         "{collective}: {trees} trees a root for {ranks} ranks have more than {EDGES_MAX} edges, which takes gigabytes; take fewer ranks or trees"
     )]
@@ -164,15 +167,16 @@ pub enum PackError {
         collective: Collective,
         /// The number of ranks.
         ranks: u32,
-        /// How many a root has at least.
+        /// The least number of trees of a root.
         trees: u32,
     },
-    /// Links that lead one way, where trees are used both ways.
+    /// Trees are used in both directions, but some ranks are joined only by links that lead one
+    /// way.
     #[error(
         "all-reduce uses every link both ways, and some ranks are joined only by links that lead one way; give those links their other direction"
     )]
     OneWay,
-    /// A strategy that finds nothing on this topology.
+    /// The strategy finds no packing of this topology.
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy}: {why}; use 'optimal'")]
     Impossible {
@@ -186,8 +190,7 @@ pub enum PackError {
     },
 }
 
-/// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is
-/// right.
+/// Packs trees for a collective. [`check`](super::check()) checks the result.
 pub fn pack(
     topology: &Topology,
     collective: Collective,
@@ -219,7 +222,7 @@ pub fn pack(
     }
 }
 
-/// Checks that trees of every rank can be kept.
+/// Checks that a packing with trees for every rank fits in memory.
 fn expect_memory(
     topology: &Topology,
     collective: Collective,
@@ -235,7 +238,7 @@ fn expect_memory(
     }
 }
 
-/// The packing of another strategy, with the bound of the optimal one.
+/// The packing of another strategy, with the bound of the optimal packing.
 #[cfg(feature = "compare")]
 fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
     let strategy = options.strategy;
@@ -259,7 +262,7 @@ fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> 
         Strategy::Blink => compare::blink(topology, &best, &BlinkOptions::default()),
         Strategy::Ring => compare::rings(topology, &best),
         Strategy::DoubleTree => compare::double_tree(topology, &best),
-        // Of any other collective than the one that is packed above.
+        // All-reduce was packed above, and this strategy is for all-reduce only.
         Strategy::ReduceScatterAllGather => Err(StrategyError::NotFor { collective }),
     };
     packed.map_err(not_here)
@@ -277,9 +280,9 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
     }
 }
 
-/// What looks the same from many ranks is found once and carried to all of them; where that does
-/// not reach the bound or not by shallow trees, or there is no such thing, ranks are looked at one
-/// by one, and the better is taken.
+/// Packs a block of each rank by symmetry: trees are found for one rank of each orbit and mapped to
+/// all other ranks. If there is no symmetry, or the packing misses the bound, or its trees are not
+/// shallow, ranks are also packed one by one. The better packing is taken.
 fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
     let symmetric = pack_all_gather(topology, collective, options.trees_per_root);
     let depth = |packing: &Packing| longest_path(packing, topology);
@@ -296,7 +299,8 @@ fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOption
     }
 }
 
-/// Exactly where that takes seconds; elsewhere as good as a look at every link for each tree gets.
+/// An exact packing if this takes seconds. Otherwise a greedy packing, which visits every link for
+/// each tree.
 fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
     match greedy::is_exact_within_reach(topology) {
         true => pack_directed(topology, collective, options.trees_per_root),
@@ -312,7 +316,7 @@ fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions
     }
 }
 
-/// Checks that of one rank.
+/// The packing of a single rank.
 fn alone(collective: Collective) -> Packing {
     let zero = Rate::default();
     Packing { collective, rate: zero, bound: zero, certificate: Certificate::Alone, trees: Vec::new() }

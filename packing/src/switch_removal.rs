@@ -59,7 +59,7 @@ struct Splitter {
     leaving: Vec<Vec<usize>>,
     entering: Vec<Vec<usize>>,
     routes: Routes,
-    /// Cuts that carry no more than all demands.
+    /// Cuts whose capacity is exactly the sum of all demands.
     tight: Vec<Vec<bool>>,
 }
 
@@ -79,7 +79,7 @@ impl Splitter {
     fn remove(&mut self, switch: usize) {
         let (froms, tos) = (self.entering[switch].clone(), self.leaving[switch].clone());
         for &to in &tos {
-            // A pair that returns to its tail serves no rank, so it comes last.
+            // A pair of edges that returns to its tail serves no rank, so such pairs come last.
             for &from in
                 froms.iter().filter(|&&from| from != to).chain(froms.iter().filter(|&&from| from == to))
             {
@@ -100,8 +100,7 @@ impl Splitter {
             return;
         }
         self.shift(from, switch, to, amount, true);
-        // An amount that is given back loosens the cuts found before, so only the last cut is
-        // tight.
+        // Giving an amount back loosens the cuts found before, so only the last cut is tight.
         let mut tight = None;
         let mut too_much = 0;
         let nodes = self.nodes;
@@ -144,7 +143,7 @@ impl Splitter {
     }
 }
 
-/// Moves an amount from the two edges over a switch to the edge past it, or back.
+/// Moves an amount from the two edges over a switch to the direct edge, or back.
 fn shift(supply: &mut DemandNetwork, from: usize, switch: usize, to: usize, amount: Amount, is_off: bool) {
     for (one, other, gains) in [(from, switch, !is_off), (switch, to, !is_off), (from, to, is_off)] {
         if one != other {
@@ -155,8 +154,8 @@ fn shift(supply: &mut DemandNetwork, from: usize, switch: usize, to: usize, amou
 }
 
 impl Routes {
-    /// Takes this amount of an edge between two ranks, and returns its paths. The amount is no
-    /// longer available.
+    /// Takes this amount from an edge between two ranks, and returns its paths. The amount is not
+    /// available afterwards.
     ///
     /// # Panics
     ///
@@ -201,7 +200,7 @@ impl Routes {
     }
 }
 
-/// Joins paths to a node with paths from it that carry the same total.
+/// Joins paths that end at a node with paths that begin there. Both carry the same total.
 fn joined(first: Vec<WeightedPath>, second: Vec<WeightedPath>) -> Vec<WeightedPath> {
     let mut paths = Vec::new();
     let mut second = second.into_iter();
@@ -240,7 +239,7 @@ mod tests {
     use crate::samples::{Links, Random, best_by_enumeration};
     use std::collections::BTreeMap;
 
-    /// A graph scaled so that its best rate is whole, and its demands at that rate.
+    /// A graph scaled so that its best rate is an integer, and its demands at that rate.
     fn at_its_best(random: &mut Random, links: Links) -> (Digraph, Vec<Amount>) {
         let graph = samples::graph(random, 6, 4, links);
         let demand = samples::demand(random, &graph);
@@ -305,7 +304,8 @@ mod tests {
 
     #[test]
     fn what_a_cut_forbids_is_forgotten_when_capacity_given_back_loosens_it() {
-        // Several ranks lack something of one attempt here, and a switch was left over.
+        // In this topology several ranks have a deficit after one attempt to split. If all their
+        // cuts were kept as tight cuts, a switch would be left over.
         let topology = crate::topology::preset("dragonfly:4,2,2").unwrap();
         let collective = pleach_vocabulary::Collective::Broadcast { root: 0 };
         let packing = crate::directed::pack_directed(&topology, collective, None);

@@ -2,12 +2,12 @@
 //! section 5.3).
 //!
 //! Equal partial trees form one [`PartialTrees`]. Some of these trees may take an edge x→y that
-//! leaves them, as many as leave enough for all others: with p(X) the number of partial trees that
-//! do not touch a set X, `B⁻(X)` ≥ p(X) must hold for every X. Only sets with y and without x that
-//! the partial trees touch lose capacity, so the number comes from one maximum flow. If it is less
-//! than the number of trees, these are split in two. Some edge can always be taken while a tree is
-//! not complete. Partial trees are completed one after the other, so few exist at the same time.
-//! Slack only falls: a set without slack answers later questions without a flow.
+//! leaves them. Their number is limited by all other trees: `B⁻(X)` ≥ p(X) must hold for every set
+//! X, where p(X) is the number of partial trees that do not touch X. Only sets with y and without x
+//! that the partial trees touch lose capacity, so the number comes from one maximum flow. If it is
+//! less than the number of trees, these are split in two. Some edge can always be taken while a
+//! tree is not complete. Partial trees are completed one after the other, so few exist at the same
+//! time. Slack only falls, so a set without slack answers later questions without a flow.
 //!
 //! **Invariant:** `B⁻(X)` ≥ p(X) for every set of ranks, with the remaining capacity of each edge.
 
@@ -57,11 +57,11 @@ type Set = Vec<bool>;
 /// A number of equal trees that do not span all ranks yet.
 struct PartialTrees {
     amount: Amount,
-    /// In the order in which they were reached.
+    /// The ranks of the trees, in the order in which they were reached.
     reached: Vec<usize>,
     is_reached: Set,
     edges: Vec<(Rank, Rank)>,
-    /// Their node in the network.
+    /// The node of the trees in the network.
     node: usize,
 }
 
@@ -71,12 +71,12 @@ struct ArborescencePacker {
     source: usize,
     /// By rank: the heads of its edges, with their arcs.
     leaving: Vec<Vec<(usize, ArcId)>>,
-    /// The arc from the source to each rank; its capacity is the number of trees that are not
-    /// begun.
+    /// The arc from the source to each rank. Its capacity is the number of trees of this root that
+    /// have not begun.
     roots: Vec<ArcId>,
     /// Free nodes of the network.
     free: Vec<usize>,
-    /// The arcs of each node of partial trees: from the source, and to the ranks.
+    /// By node of partial trees: the arc from the source, and the arcs to the ranks.
     class_arcs: Vec<(ArcId, Vec<ArcId>)>,
     partial: Vec<PartialTrees>,
     /// The number of trees in the network, begun or not.
@@ -196,14 +196,14 @@ impl ArborescencePacker {
         self.network.set_capacity(root, before);
         let amount = sum - self.waiting;
         if amount < wanted {
-            // In either case this set has no slack afterwards.
+            // In both cases this set has no slack afterwards.
             let set: Set = (0..self.ranks).map(|rank| !self.network.is_source_side(rank)).collect();
             self.tight.push(set);
         }
         amount
     }
 
-    /// Lets this number of the partial trees take an edge.
+    /// Adds the edge to this number of the partial trees.
     fn take(&mut self, class: &mut PartialTrees, from: usize, to: usize, arc: ArcId, amount: Amount) {
         if amount < class.amount {
             self.suspend(PartialTrees {
@@ -231,7 +231,7 @@ mod tests {
     use crate::samples::{Links, Random, best_by_enumeration};
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// Checks that trees span, are as many as were asked for, and fit.
+    /// Checks that trees span all ranks, have the requested number, and fit.
     fn check(graph: &Digraph, demand: &[Amount], trees: &[Arborescence]) {
         let mut left: BTreeMap<(usize, usize), Amount> =
             graph.edges().iter().map(|&(from, to, capacity)| ((from, to), capacity)).collect();

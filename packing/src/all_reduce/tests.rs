@@ -5,7 +5,7 @@ use crate::check;
 use crate::samples::{Random, random_topology};
 use crate::topology::preset;
 
-/// The least of all families of disjoint sets that hold all ranks, one by one.
+/// The least rate of all families of disjoint sets that hold all ranks, by trying every family.
 fn by_enumeration(pairs: &LinkPairs) -> Rate {
     fn extend(pairs: &LinkPairs, parts: &mut Vec<Vec<usize>>, node: usize, least: &mut Option<Rate>) {
         if node == pairs.nodes {
@@ -186,8 +186,8 @@ fn random_graphs_are_packed_at_the_bound_where_links_carry_as_much_both_ways() {
 /// A number of links.
 type Links = (i128, i128);
 
-/// Topology, ranks, what trees used both ways reach, and what reduce-scatter and then
-/// all-gather do, in links.
+/// A topology, its ranks, and two rates in links: the rate of trees used in both directions, and
+/// the rate of a reduce-scatter followed by an all-gather.
 const KNOWN: [(&str, &[Rank], Links, Links); 8] = [
     ("dgx-1v", &[0, 1, 2], (2, 1), (3, 2)),
     ("dgx-1v", &[0, 2, 3], (5, 2), (9, 4)),

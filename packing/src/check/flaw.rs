@@ -32,7 +32,7 @@ pub enum Flaw {
     /// A single rank has trees or a rate.
     #[error("there is one rank and nothing to move, but there are trees or a rate")]
     SingleRankHasTrees,
-    /// A tree whose root is no rank or not that of the collective.
+    /// A tree whose root is no rank, or is not the root of the collective.
     #[error("tree {tree} has rank {root} as its root")]
     Root {
         /// The index of the tree.
@@ -56,9 +56,9 @@ pub enum Flaw {
         /// The rank.
         rank: Rank,
     },
-    /// The edges before this edge do not join it to the root: it is apart, or in the wrong
-    /// direction, or in the wrong order. In a path: the edge does not begin where the edge before
-    /// ended.
+    /// The edges before this edge do not join it to the root: the edge is not connected, points in
+    /// the wrong direction, or is in the wrong place of the list. In a path, the edge does not
+    /// begin where the edge before it ended.
     #[error("edge {edge} of tree {tree} is attached to rank {rank}, which is not connected to the root yet")]
     Detached {
         /// The index of the tree.
@@ -86,7 +86,7 @@ pub enum Flaw {
         /// The rank.
         rank: Rank,
     },
-    /// A path that is not a path.
+    /// A path of an edge is not valid.
     #[error("path {path} of edge {edge} of tree {tree}: {flaw}")]
     Path {
         /// The index of the tree.
@@ -182,7 +182,7 @@ pub enum PathFlaw {
     Ends {
         /// Where the edge begins.
         from: NodeId,
-        /// The node where the link ends.
+        /// Where the edge ends.
         to: NodeId,
     },
     /// Ranks do not forward.
@@ -197,7 +197,7 @@ pub enum PathFlaw {
         /// The node.
         node: NodeId,
     },
-    /// Two hops that no link joins in this direction (for all-reduce in both).
+    /// No link joins these two hops in this direction (for all-reduce, in both directions).
     #[error("there is no link from {from} to {to}")]
     NoLink {
         /// The node where the link begins.

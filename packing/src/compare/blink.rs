@@ -6,15 +6,15 @@
 //!   and downwards. All-gather is an all-reduce without the reduction. Gather and scatter are a
 //!   reduce and a broadcast in which each branch carries the block of its own rank alone.
 //! * Switches (section 3.4, appendix A.2): one-hop trees inside a server, three phases across
-//!   servers. The same is used for other topologies with several switches, about which the paper
-//!   says no more.
+//!   servers. The paper says nothing about other topologies with several switches. They get the
+//!   same trees.
 //! * [Two classes of links](hybrid) share the data according to the set-up time of the slower
 //!   class.
 //! * `pleach tune` searches for the chunk size while calls are measured (`tuning::chunks` of
 //!   `pleach-schedule`), for all algorithms.
 //!
-//! The result is not optimal and proves nothing: bound and certificate come from the optimal
-//! packing, and the weights are rounded to exact rationals that fit the links.
+//! The result is not optimal and has no proof of its own. The bound and the certificate come from
+//! the optimal packing, and the weights are rounded to exact rationals that fit the links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct BlinkOptions {
     pub epsilon: f64,
     /// The share of the rate that may be lost to have fewer trees.
     pub threshold: f64,
-    /// Time limit of one integer program. Its best result until then is used.
+    /// Time limit of one integer program. The best result at this time is used.
     pub time_limit: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Default for BlinkOptions {
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlinkError {
-    /// A tree would have to join two ranks that nothing joins.
+    /// A tree needs an edge between two ranks that neither a link nor switches join.
     #[error("ranks {from} and {to} are not joined by a link or through switches only")]
     Unjoined {
         /// The sender.
@@ -61,7 +61,7 @@ pub enum BlinkError {
         /// The receiver.
         to: Rank,
     },
-    /// Its many thin trees have more than [`EDGES_MAX`] edges.
+    /// The trees together have more than [`EDGES_MAX`] edges.
     #[error("its {trees} trees have more than {EDGES_MAX} edges, one set for each rank's block")]
     TooLarge {
         /// The number of trees before each rank uses all of them.
@@ -134,8 +134,9 @@ fn switched(
             shapes.retain(|star| star.default_root == root);
             WeightedTree::trees(&shapes, ranks, collective)
         }
-        // The root sends each other rank a share, and that rank passes it on. By the star of its
-        // own, the root would send that share to all.
+        // For each other rank, the root sends one share to that rank, which passes the share on.
+        // The root's own star is left out: in it the root would send the share to every rank
+        // itself.
         Collective::Broadcast { root } if stars && ranks > 2 => {
             shapes.retain(|star| star.default_root != root);
             WeightedTree::trees(&shapes, ranks, collective)
@@ -182,7 +183,7 @@ fn direct_shapes(
 ) -> Result<Vec<WeightedTree>, BlinkError> {
     let one_way = matches!(collective, Collective::Broadcast { .. });
     let links = links(topology, one_way);
-    // Trees of weight one have the bandwidth of the slowest link.
+    // A tree of weight one has the bandwidth of the slowest link.
     let unit = links.iter().map(|link| link.bytes_per_s).min().unwrap_or(1);
     let capacities: Vec<Rate> =
         links.iter().map(|link| Rate::new(i128::from(link.bytes_per_s), i128::from(unit))).collect();
@@ -204,7 +205,7 @@ fn direct_shapes(
     };
     let candidates = multiplicative_weights(&network, options.epsilon);
     if candidates.is_empty() {
-        // Every topology is connected, but perhaps not by links that lead both ways.
+        // Every topology is connected, but its ranks may be joined only by links that lead one way.
         return Err(BlinkError::Unjoined { from: root, to: Rank::from(root == 0) });
     }
     let weights =
@@ -223,7 +224,8 @@ fn direct_shapes(
     Ok(weighted.collect())
 }
 
-/// A link between ranks: in one direction, or in both with the bandwidth that both have.
+/// A link between ranks, in one direction or in both. For both directions, its bandwidth is the
+/// smaller one of the two.
 struct UsableLink {
     from: Rank,
     to: Rank,
@@ -332,8 +334,8 @@ fn three_phases(
         .iter()
         .map(|ranks| trees_inside(topology, ranks, servers, options))
         .collect::<Result<_, _>>()?;
-    // There are as many partitions as trees. But there are enough for every rank with a link to
-    // other servers to be a root.
+    // The number of partitions is the largest number of trees or of ranks of a server, so every
+    // rank with a link to other servers is a root.
     let partitions =
         trees_inside.iter().map(Vec::len).chain(servers.ranks.iter().map(Vec::len)).max().unwrap_or(0);
     let mut shapes = Vec::with_capacity(partitions * servers.ranks.len());
@@ -342,7 +344,8 @@ fn three_phases(
         let trees = trees_inside.iter().flat_map(|trees| trees[partition % trees.len()].iter().cloned());
         let trees: Vec<RankPath> = trees.collect();
         for &middle in &roots {
-            // Roots are joined by the slow links between servers, also if they have other links.
+            // Roots are joined by the slow links between servers, even where other links join them
+            // too.
             let slow = |from, to| {
                 topology.link(from, to).is_some_and(|link| link.bytes_per_s <= servers.slower_bytes_per_s)
             };
@@ -430,7 +433,7 @@ struct Network {
     capacities: Vec<f64>,
 }
 
-/// A tree: the resources that it uses, each once, in order, and the arcs by which it was found
+/// A tree: the resources that it uses, each once and in order, and the arcs with which it was found
 /// first.
 #[derive(Clone, Debug, PartialEq)]
 struct Candidate {
@@ -439,12 +442,12 @@ struct Candidate {
     weight: f64,
 }
 
-/// Trees and their weights, which fit the capacities; the heaviest first. Empty if no tree spans
-/// all ranks.
+/// Trees with weights that fit the capacities, the heaviest first. Empty if no tree spans all
+/// ranks.
 fn multiplicative_weights(network: &Network, epsilon: f64) -> Vec<Candidate> {
     let resources = network.capacities.len();
     let mut lengths: Vec<f64> = network.capacities.iter().map(|capacity| capacity.recip()).collect();
-    // Logarithm of the factor from these lengths to the textbook's.
+    // Logarithm of the factor from the lengths here to the lengths of the textbook.
     let mut factor = (1.0 + epsilon).ln() - ((1.0 + epsilon) * resources as f64).ln() / epsilon;
     let mut found: BTreeMap<Vec<usize>, (Vec<usize>, f64)> = BTreeMap::new();
     let mut work = 0;
@@ -489,16 +492,17 @@ fn within_capacity(network: &Network, found: BTreeMap<Vec<usize>, (Vec<usize>, f
 
 // Fewer trees by an integer program (Blink, section 3.2.1).
 //
-// The program chooses, of the candidates of the multiplicative weights, as many as fit at the rate
-// of one link each. If their rate is more than a threshold below the rate of the weights, 1, 2, 4
-// and so on of the heaviest candidates may carry any share (the paper does not say which). If all
-// candidates may, the program is linear. If even that fails, the weights stay unchanged.
+// The program chooses candidates of the multiplicative weights, as many as fit when each candidate
+// carries the rate of one link. If their rate is more than a threshold below the rate of the
+// weights, the 1, 2, 4 and so on heaviest candidates may carry any share (the paper does not say
+// which). If all candidates may carry any share, the program is linear. If even that fails, the
+// weights stay unchanged.
 //
 // **Invariant:** the result fits exactly: the numbers of the solver become rationals with one
 // small denominator, and are divided by the largest remaining overload.
 
-/// How many candidates the program may choose from: those with the largest weights. Beyond that the
-/// solver takes minutes.
+/// The number of candidates of the program: those with the largest weights. With more candidates,
+/// the solver takes minutes.
 const CANDIDATES_MAX: usize = 96;
 
 /// The denominators to try before weights are rounded down.
@@ -510,8 +514,8 @@ const DENOMINATOR_FINE: i128 = 1 << 20;
 /// Largest difference between a number of the solver and the rational for it.
 const MISS: f64 = 1e-6;
 
-/// Each candidate's weight, zero for most, in the unit of capacities. `capacities` are those of the
-/// network, exactly.
+/// The weight of each candidate, zero for most, in the unit of the capacities. `capacities` are the
+/// exact capacities of the network.
 fn reduce_tree_count(
     network: &Network,
     capacities: &[Rate],
@@ -538,7 +542,8 @@ fn reduce_tree_count(
     }
 }
 
-/// The most that the candidates carry when all but the first `shared` carry one or nothing.
+/// The weights with the largest sum. The first `shared` candidates may have any weight; every other
+/// candidate has weight 0 or 1.
 fn solve_program(
     network: &Network,
     candidates: &[Candidate],

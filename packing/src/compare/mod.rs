@@ -44,7 +44,7 @@ pub enum StrategyError {
     /// A tree needs an edge that neither a link nor switches carry.
     #[error("not possible here: ranks {from} and {to} are not joined by a link or through switches only")]
     Unjoined {
-        /// One end.
+        /// The sender.
         from: Rank,
         /// The receiver.
         to: Rank,
@@ -52,11 +52,10 @@ pub enum StrategyError {
     /// No cycle visits every rank once.
     #[error("not possible here: no ring of links visits every rank")]
     NoRing,
-    /// The search for cycles found none that visits every rank once, and could not rule it out
-    /// either.
+    /// The search found no cycle that visits every rank once, and did not prove that there is none.
     #[error("not found here: no ring of links that visits every rank was found")]
     NoRingFound,
-    /// A search without a bound on its time, on a graph that is not small.
+    /// The time of the search has no bound, and the graph is not small.
     #[error("takes too long for {ranks} ranks and {links} links")]
     TooLarge {
         /// The number of ranks.
@@ -64,12 +63,13 @@ pub enum StrategyError {
         /// The number of links.
         links: usize,
     },
-    /// Trees that are used both ways need links that lead one way only.
+    /// The trees are used in both directions, but some ranks are joined only by links that lead one
+    /// way.
     #[error("not possible here: some ranks are joined only by links that lead one way")]
     OneWay,
 }
 
-/// Checks that a strategy's search ends soon on so large a graph.
+/// Checks that the search of a strategy ends soon on a graph of this size.
 ///
 /// # Errors
 ///
@@ -90,7 +90,7 @@ pub(super) fn expect_in_reach(topology: &Topology, strategy: Strategy) -> Result
 ///
 /// # Errors
 ///
-/// Where it has none for this topology.
+/// Blink has no trees for this topology.
 pub fn blink(
     topology: &Topology,
     optimum: &Packing,
@@ -108,7 +108,7 @@ pub fn rings(topology: &Topology, optimum: &Packing) -> Result<Packing, Strategy
     rings_found(topology, optimum).map(|(packing, _)| packing)
 }
 
-/// The same, and whether more rings are known not to fit.
+/// The same packing, and whether it is known that no further ring fits.
 fn rings_found(topology: &Topology, optimum: &Packing) -> Result<(Packing, bool), StrategyError> {
     let rings = ring::rings(topology);
     let trees = rings.trees(topology.ranks(), optimum.collective);
@@ -146,7 +146,7 @@ pub fn double_tree(topology: &Topology, optimum: &Packing) -> Result<Packing, St
         shapes.push(WeightedTree { tree: SpanningTree { paths }, default_root, weight: Rate::from(1) });
     }
     let trees = WeightedTree::trees(&shapes, ranks, collective);
-    // A path may go back only over other links than forth.
+    // The two uses of a tree need different links where a link leads only one way.
     let trees = fitted(topology, collective, trees).ok_or(StrategyError::OneWay)?;
     Ok(with_bound_of(optimum, trees))
 }
@@ -170,15 +170,15 @@ pub fn two_phases(topology: &Topology, optimum: &Packing) -> Result<Packing, Str
 /// Blink's hybrid of two classes of links for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hybrid {
-    /// How many bytes go over the links, and how many around the ring over PCIe.
+    /// The number of bytes over the links, and the number of bytes around the ring over PCIe.
     pub split: Split,
-    /// Bytes by the time until both have arrived, in bytes a second.
+    /// The bytes divided by the time until both parts have arrived, in bytes a second.
     pub rate: Rate,
 }
 
-/// Blink's trees over the links with a ring over PCIe beside them, which can be used `setup_ns`
+/// Blink's trees over the links, together with a ring over PCIe. The ring can be used `setup_ns`
 /// nanoseconds after a call of `bytes` bytes began. `None` if the topology does not say what PCIe
-/// carries, or nothing moves.
+/// carries, or if there is nothing to move.
 #[must_use]
 pub fn hybrid(topology: &Topology, blink: &Packing, bytes: u64, setup_ns: u64) -> Option<Hybrid> {
     let pcie = topology.pcie_ring_bytes_per_s()?;
@@ -206,25 +206,25 @@ pub struct Comparison {
 pub struct Row {
     /// The strategy.
     pub strategy: &'static str,
-    /// What it reaches.
+    /// The result of the strategy.
     pub outcome: Outcome,
 }
 
-/// What a strategy reaches.
+/// The result of a strategy.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// With these trees.
+    /// A packing.
     Packed(Packing),
-    /// With these trees, and perhaps more with others: the search was not exhaustive.
+    /// A packing. A better one may exist: the search was not exhaustive.
     AtLeast(Packing),
-    /// No ring fits on the links, and one over PCIe goes at this rate.
+    /// No ring fits on the links. A ring over PCIe has this rate.
     OverPcie(Rate),
     /// No packing.
     Impossible(StrategyError),
 }
 
 impl Outcome {
-    /// In bytes a second.
+    /// The rate in bytes a second.
     #[must_use]
     pub fn rate(&self) -> Option<Rate> {
         match self {
@@ -386,7 +386,7 @@ impl SpanningTree {
     }
 }
 
-/// A shape, who stands on top of it where that is free, and what it carries.
+/// A spanning tree, its root where the collective leaves the root open, and its weight.
 #[derive(Clone, Debug)]
 struct WeightedTree {
     tree: SpanningTree,
@@ -395,8 +395,8 @@ struct WeightedTree {
 }
 
 impl WeightedTree {
-    /// The trees by which a collective uses these shapes: each all of the data in proportion to its
-    /// weight.
+    /// The trees by which a collective uses these shapes. Each tree carries a share of all data in
+    /// proportion to its weight.
     fn trees(all: &[Self], ranks: u32, collective: Collective) -> Vec<Tree> {
         let block = Rate::from(i128::from(ranks));
         let every = 0..ranks;
@@ -436,7 +436,7 @@ fn edges(paths: Vec<RankPath>, weight: Rate) -> Vec<Edge> {
     paths.into_iter().map(edge).collect()
 }
 
-/// A packing of these trees, beside the bound that an optimal one has.
+/// A packing of these trees, with the bound of an optimal packing.
 fn with_bound_of(optimum: &Packing, trees: Vec<Tree>) -> Packing {
     Packing {
         collective: optimum.collective,
@@ -447,13 +447,13 @@ fn with_bound_of(optimum: &Packing, trees: Vec<Tree>) -> Packing {
     }
 }
 
-/// From a rank to all others over one link or through switches only: the fewest hops, among these
-/// the widest.
+/// The paths from a rank to all others over one link or through switches only. Each path has the
+/// fewest hops, and among such paths the highest bandwidth.
 fn paths_from(topology: &Topology, from: Rank) -> Vec<Option<RankPath>> {
     paths_over(topology, from, |_, _| true)
 }
 
-/// The same over the links that may be used.
+/// The same paths, over the links that `may` allows.
 fn paths_over(
     topology: &Topology,
     from: Rank,

@@ -1,11 +1,11 @@
 //! Rings: as many as fit on the links, and their rate.
 //!
 //! A ring visits every rank once and returns. Its two directions are two rings over the same links.
-//! So the search looks for cycles in the undirected graph: the largest number that share no link,
-//! each at the rate of one link. Parallel links count separately. Two ranks that only switches join
-//! are neighbours over the links to and from the switches; such a ring uses both ends of the links
-//! of each rank, so half the rate of a link is tried as well. If links differ, each rate of a link
-//! is tried, and the rate with the largest total is taken.
+//! So the search looks for cycles in the undirected graph: the largest number of cycles that share
+//! no link, each at the rate of one link. Parallel links count separately. Two ranks that only
+//! switches join are neighbours over the links to and from the switches. Such a ring uses both ends
+//! of the links of each rank, so half the rate of a link is tried as well. If links differ, the
+//! rate of each link is tried, and the rate with the largest total is taken.
 //!
 //! With `p` ranks and rings that carry `c` together in each direction: broadcast and reduce go at
 //! 2c; all-gather, reduce-scatter, gather and scatter at 2c·p/(p-1); all-reduce at c·p/(p-1).
@@ -42,8 +42,8 @@ pub struct Rings {
 /// Undirected links, in units of a ring's rate.
 type LinkUnits = BTreeMap<(NodeId, NodeId), u64>;
 
-/// The rings of a topology that carry the most together. Without cycles if no ring fits, or if
-/// there is one rank only.
+/// The set of rings of a topology that carries the most. The set is empty if no ring fits, or if
+/// there is only one rank.
 #[must_use]
 pub fn rings(topology: &Topology) -> Rings {
     let none =
@@ -56,7 +56,7 @@ pub fn rings(topology: &Topology) -> Rings {
         let cycles = paths.iter().map(|cycle| cycle.iter().map(|path| path.from).collect()).collect();
         Rings { cycles, bytes_per_s: rate, is_maximum, paths }
     });
-    // Of equals the fastest, which come first.
+    // The first of equally good sets is the fastest.
     found.fold(none, |best, rings| {
         if rings.each_way_bytes_per_s() > best.each_way_bytes_per_s() {
             rings
@@ -85,7 +85,8 @@ impl Rings {
 
     fn trees_of_cycle(&self, cycle: &[RankPath], ranks: u32, collective: Collective) -> Vec<Tree> {
         let share = self.bytes_per_s / Rate::from(i128::from(ranks - 1));
-        // The cycle cut before each of its ranks: a chain with that rank at one end.
+        // The cycle is cut before each of its ranks. Each cut gives a chain with that rank at one
+        // end.
         let cut = |gap: usize| WeightedTree {
             tree: SpanningTree {
                 paths: cycle
@@ -118,7 +119,7 @@ impl Rings {
                 WeightedTree::trees(&chains_from(&chains, cycle, root, self.bytes_per_s), ranks, collective)
             }
             Collective::Scatter { root } | Collective::Gather { root } => {
-                // Weights of blocks are lower by the number of ranks.
+                // The weights of blocks are divided by the number of ranks later.
                 let whole = share * Rate::from(i128::from(ranks));
                 WeightedTree::trees(&chains_from(&chains, cycle, root, whole), ranks, collective)
             }
@@ -141,8 +142,8 @@ fn chains_from(chains: &[WeightedTree], cycle: &[RankPath], root: Rank, weight: 
     gaps.map(|gap| WeightedTree { default_root: root, weight, ..chains[gap].clone() }).collect()
 }
 
-/// The rate of a collective on one ring in one direction, whose links carry `bytes_per_s`: for a
-/// ring over PCIe, where the fast links form no ring. Zero if rings do not carry out the
+/// The rate of a collective on one ring in one direction, whose links carry `bytes_per_s`. It is
+/// for a ring over PCIe, where the fast links form no ring. Zero if rings do not carry out the
 /// collective.
 #[must_use]
 pub fn one_way_rate(collective: Collective, ranks: u32, bytes_per_s: u64) -> Rate {
@@ -193,7 +194,7 @@ fn units(topology: &Topology, rate: Rate) -> LinkUnits {
 
 // Hamiltonian cycles over the ranks; no two of them share a unit of a link.
 
-/// About how many links a search reads: a second or less.
+/// Approximate number of links that a search reads: a second or less.
 const WORK_MAX: usize = 20_000_000;
 
 /// How many rotations the search for a cycle may make for each rank.
@@ -246,7 +247,8 @@ fn attempt(
 ) -> Vec<Vec<RankPath>> {
     let mut found = Vec::new();
     while found.len() < bound {
-        // Start at the rank with the most links left: it can best spare the links for the way back.
+        // Start at the rank with the most remaining links: it can best spare the links of the way
+        // back.
         let start = (0..topology.ranks())
             .max_by_key(|&rank| (degree(topology, &left, rank), std::cmp::Reverse(rank)));
         let chain = Chain { topology, left: &mut left, ranks: vec![start.unwrap_or(0)], paths: Vec::new() };
@@ -273,7 +275,7 @@ fn unordered(one: NodeId, other: NodeId) -> (NodeId, NodeId) {
     (one.min(other), one.max(other))
 }
 
-/// Takes a unit of every link of a path; or gives it back.
+/// Takes a unit of every link of a path, or gives it back.
 fn take(left: &mut LinkUnits, path: &RankPath) -> bool {
     for (index, hop) in path.hops.windows(2).enumerate() {
         match left.get_mut(&unordered(hop[0], hop[1])) {
@@ -354,7 +356,7 @@ fn paths(topology: &Topology, left: &LinkUnits, from: Rank) -> Vec<RankPath> {
 
 /// A chain of ranks that grows at its end. A chain that cannot grow is rotated (Pósa 1976): a path
 /// joins its end to a rank within the chain, the path after that rank is given back, and the rank
-/// that followed becomes the new end.
+/// that followed it becomes the new end.
 struct Chain<'a> {
     topology: &'a Topology,
     left: &'a mut LinkUnits,
@@ -429,7 +431,7 @@ fn one_of<'a>(random: &mut Random, paths: impl Iterator<Item = &'a RankPath>) ->
     paths.get(random.below(paths.len().max(1) as u64) as usize).copied()
 }
 
-/// Mostly the first path of a sorted list, else another one with as few hops.
+/// Usually the first path of a sorted list; sometimes another path with as few hops.
 fn one_of_the_nearest<'a>(
     random: &mut Random,
     mut paths: impl Iterator<Item = &'a RankPath>,
@@ -460,7 +462,8 @@ fn exactly(topology: &Topology, units: &LinkUnits, bound: usize) -> (Vec<Vec<Ran
     (best, is_maximum)
 }
 
-/// Lists each cycle once: in the direction in which rank 0's next rank is less than the last one.
+/// Lists each cycle once: in the direction in which rank 0's next rank has a lower number than the
+/// last rank.
 fn every_cycle(
     topology: &Topology,
     units: &LinkUnits,

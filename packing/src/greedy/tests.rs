@@ -15,7 +15,7 @@ fn one_way(root: Rank) -> [Collective; 4] {
     ]
 }
 
-/// Ranks in a chain, and `links` more links, whose bandwidths have no common divisor.
+/// Ranks in a chain, and `links` more links. The bandwidths have no common divisor.
 fn irregular(ranks: u32, links: u64, seed: u64) -> Topology {
     let mut random = Random::new(seed);
     let mut builder = Topology::builder();
@@ -161,7 +161,7 @@ fn a_root_of_many_servers_is_at_the_bound_with_flat_trees() {
 
 #[test]
 fn sets_into_which_little_leads_are_entered_once_by_each_tree() {
-    // No whole tree can be asked for here, so all of them are grown.
+    // No whole tree can be extracted here, so all trees are grown.
     let topology = preset("dgx-h100:8").expect("a preset");
     let packing = pack_one_way(&topology, Collective::Broadcast { root: 0 }, Some(32));
     check(&topology, &packing).expect("a packing");

@@ -1,34 +1,34 @@
 //! The master problem of the column generation (Dantzig and Wolfe 1960; Gilmore and Gomory 1961).
 //!
 //! The rate is known beforehand from the cut. The load of a tree on an orbit of links is a share of
-//! the capacity of the orbit at that rate, if the tree carried all data of its root. The program
-//! asks for weights with sum 1 for each orbit of roots such that all loads together are at most 1.
-//! It has few rows and very many columns, so the cheapest column at the present prices is generated
-//! one at a time. The program is solved in floating point. Only the choice of trees is taken from
-//! the solution; their weights are computed again exactly.
+//! the capacity of the orbit. It is computed at this rate and as if the tree carried all data of
+//! its root. The program asks for weights with sum 1 for each orbit of roots such that all loads
+//! together are at most 1. It has few rows and very many columns, so columns are generated one at a
+//! time: the cheapest column at the present prices. The program is solved in floating point. Only
+//! the choice of trees is taken from the solution; their weights are computed again exactly.
 
 use std::collections::BTreeSet;
 
 use crate::orbits::pricing::Column;
 
-/// Smaller magnitudes count as zero.
+/// Values of smaller magnitude count as zero.
 const EPSILON: f64 = 1e-9;
 
-/// By how much a load may be above 1 in floating point where it is 1 exactly.
+/// How far a load of exactly 1 may be above 1 in floating point.
 const FITS: f64 = 1e-7;
 
-/// Pivots after which the inverse is computed anew.
+/// Number of pivots after which the inverse is computed anew.
 const PIVOTS_FRESH_MAX: u32 = 48;
 
-/// Pivots before what was reached is taken.
+/// Largest number of pivots. After it the present solution is taken.
 const PIVOTS_MAX: u32 = 4_000;
 
-/// What is mixed: trees, and weights whose sum is 1 for each orbit of roots.
+/// The solution: trees, with weights whose sum is 1 for each orbit of roots.
 #[derive(Clone, Debug)]
 pub(super) struct MasterSolution {
     /// Trees with a weight above zero.
     pub(super) columns: Vec<(Column, f64)>,
-    /// Whether no orbit carries more than it can.
+    /// Whether no orbit of links is loaded above its capacity.
     pub(super) fits: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct MasterSolution {
 enum Variable {
     /// The weight of a column.
     Weight(usize),
-    /// What an orbit of links is below the largest load.
+    /// The difference between the largest load and the load of an orbit of links.
     Slack(usize),
     /// The largest load.
     Load,
@@ -47,7 +47,7 @@ struct MasterProgram {
     /// Loads as fractions of the orbits' capacities.
     loads: Vec<Vec<f64>>,
     columns: Vec<Column>,
-    /// How many orbits of links, and of roots.
+    /// The number of orbits of links; then the number of orbits of roots.
     rows: usize,
     groups: usize,
     basis: Vec<Variable>,
@@ -56,9 +56,9 @@ struct MasterProgram {
     pivots: u32,
 }
 
-/// Mixes trees. `carries` is how many uses each orbit of links can carry at the aimed-for rate;
-/// `cheapest` gives the cheapest tree of an orbit of roots at given prices. Stops as soon as loads
-/// are at most 1, or nothing gets better.
+/// Finds weights of trees. `carries` is the number of uses that each orbit of links can carry at
+/// the rate aimed for. `cheapest` gives the cheapest tree of an orbit of roots at given prices.
+/// Stops as soon as all loads are at most 1, or when no column improves the solution.
 pub(super) fn solve_master(
     carries: &[f64],
     groups: usize,
@@ -99,8 +99,8 @@ pub(super) fn solve_master(
     program.solution()
 }
 
-/// Trees to begin with: at no prices, and at prices that rise with what the trees so far load
-/// (multiplicative weights).
+/// The first trees: the cheapest trees without prices, then at prices that rise with the load of
+/// the trees so far (multiplicative weights).
 fn initial_columns(
     rows: usize,
     groups: usize,
@@ -207,13 +207,14 @@ impl MasterProgram {
         self.values[self.place_of_load()]
     }
 
-    /// Of orbits of links, then of what a root's tree may cost.
+    /// The prices of the orbits of links, then for each orbit of roots the most that a tree may
+    /// cost.
     fn prices(&self) -> Vec<f64> {
         let row = &self.inverse[self.place_of_load()];
         row.iter().enumerate().map(|(place, &value)| if place < self.rows { -value } else { value }).collect()
     }
 
-    /// Pivots while a slack or a column that is there makes the load smaller.
+    /// Pivots while a slack or a known column reduces the largest load.
     fn solve_with_pool(&mut self) {
         while self.pivots <= PIVOTS_MAX && self.load() > 1.0 + EPSILON {
             let prices = self.prices();

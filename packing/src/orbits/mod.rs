@@ -40,23 +40,25 @@ mod rounding;
 #[cfg(test)]
 mod tests;
 
-/// Trees are asked for so often at rising prices before they are mixed, for each orbit of links.
+/// How often trees are asked for at rising prices, for each orbit of links, before the program is
+/// solved.
 const ROUNDS_PER_ORBIT: usize = 2;
 
-/// What edges of deep trees are tried to cost more; see [`DepthRule::Surcharged`].
+/// The surcharges on edges of deep trees that are tried; see [`DepthRule::Surcharged`].
 const SURCHARGES: [f64; 3] = [0.5, 0.1, 0.02];
 
-/// Most ranks where that is tried, and where trees exchange edges in the end.
+/// Most ranks for which surcharges are tried, and for which trees exchange edges in the end.
 const SURCHARGED_RANKS_MAX: u32 = 256;
 
-/// Most ranks: what trees cost between all pairs of them is kept, and each has trees of its own.
+/// Most ranks. The cost of a tree between each pair of ranks is kept, and each rank has trees of
+/// its own.
 pub(crate) const SYMMETRIC_RANKS_MAX: u32 = 2_048;
 
 /// Most orbits of links: the linear program keeps a square matrix of them.
 const LINK_ORBITS_MAX: usize = 1_024;
 
-/// All-gather or reduce-scatter on a topology with automorphisms. `None` if there are none that
-/// move every rank, or too few for so many ranks or links.
+/// All-gather or reduce-scatter on a topology with automorphisms. `None` if no group of
+/// automorphisms moves every rank, or if the topology has too many ranks or orbits of links.
 #[must_use]
 pub(crate) fn pack_all_gather(
     topology: &Topology,
@@ -89,8 +91,9 @@ pub(crate) fn pack_all_gather(
     Some(packing)
 }
 
-/// All-reduce on a topology with automorphisms, whose links carry as much both ways, up to a bound.
-/// `None` if there are none that move every rank, or too few for so many ranks or links.
+/// All-reduce on a topology with automorphisms, at most at this rate. Links must carry as much in
+/// both directions. `None` if no group of automorphisms moves every rank, or if the topology has
+/// too many ranks or orbits of links.
 #[must_use]
 pub(crate) fn pack_all_reduce(
     topology: &Topology,
@@ -99,7 +102,7 @@ pub(crate) fn pack_all_reduce(
     trees_per_root: Option<u32>,
 ) -> Option<Packing> {
     let (_, group) = group_of(topology)?;
-    // One tree of each orbit of roots would do; one orbit is enough, as roots do not matter.
+    // The roots of trees do not matter, so trees of one orbit of roots are enough.
     let per_root = bound / i128::from(group.elements().len() as u32);
     let mut packed =
         OrbitPacker { topology, group: &group, both_ways: true, per_root, trees_per_root }.trees();
@@ -124,8 +127,8 @@ fn group_of(topology: &Topology) -> Option<(Symmetry, Semiregular)> {
 }
 
 /// The largest rate at which all ranks can send to all others at once, by Newton's steps on
-/// violated cuts: one flow for each orbit of ranks, one more for each cut found. There are at least
-/// two ranks.
+/// violated cuts. There is one flow for each orbit of ranks and one more for each cut found. There
+/// must be at least two ranks.
 fn best(topology: &Topology, symmetry: &Symmetry) -> Bottleneck {
     let ranks = i128::from(topology.ranks());
     let source = topology.nodes().len();
@@ -172,7 +175,7 @@ fn best(topology: &Topology, symmetry: &Symmetry) -> Bottleneck {
     Bottleneck { rate: best.rate * signed(unit), cut: best.cut }
 }
 
-/// The problem that trees are mixed for.
+/// The packing problem for one rank of each orbit.
 struct OrbitPacker<'t> {
     topology: &'t Topology,
     group: &'t Semiregular,
@@ -186,7 +189,7 @@ struct OrbitPacker<'t> {
 struct OrbitTrees {
     trees: Vec<Tree>,
     per_root: Rate,
-    /// Whether no rank can be nearer to a root.
+    /// Whether every rank of every tree has the least possible depth.
     is_shallow: bool,
 }
 
@@ -226,8 +229,8 @@ impl OrbitPacker<'_> {
         OrbitTrees { trees, per_root, is_shallow }
     }
 
-    /// A tree where an element of the group carries it. Several columns differ in the paths of its
-    /// edges only.
+    /// The image of a tree under an element of the group. The columns of the tree differ only in
+    /// the paths of their edges.
     fn image(&self, columns: &[(Column, Rate)], element: usize, part: Rate, per_root: Rate) -> Tree {
         let images = &self.group.elements()[element];
         let image = |rank: Rank| {
@@ -253,11 +256,11 @@ impl OrbitPacker<'_> {
     }
 }
 
-/// A tree's edges, and the columns that have them.
+/// The columns by their edges.
 type ColumnsByEdges = BTreeMap<(usize, Vec<(Rank, Rank)>), Vec<(Column, Rate)>>;
 
-/// Columns with the same edges, which are one tree whatever paths its edges go, and their weight
-/// together.
+/// The columns grouped by their edges, with the sum of the weights of each group. A group is one
+/// tree, whose edges follow the paths of all its columns.
 fn grouped_by_edges(columns: Vec<(Column, Rate)>) -> Vec<(Vec<(Column, Rate)>, Rate)> {
     let mut grouped_by_edges = ColumnsByEdges::new();
     for (column, part) in columns.into_iter().filter(|(_, part)| *part.numer() != 0) {

@@ -18,45 +18,45 @@ use pleach_vocabulary::Rank;
 use crate::symmetry::Semiregular;
 use crate::topology::{NodeId, Topology};
 
-/// What a link costs beside its price; prices of a whole tree are about 1.
+/// The cost of a link beside its price. The prices of a whole tree are about 1.
 const LINK_SURCHARGE: f64 = 1e-7;
 
-/// What an edge costs at least for each step that its beginning is from the root.
+/// The least surcharge of an edge for each step between the root and the beginning of the edge.
 const STEP_SURCHARGE: f64 = 1e-8;
 
-/// How deep trees may be.
+/// The limit of the depth of trees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum DepthRule {
-    /// Every rank is as few edges from the root as there can be.
+    /// Every rank has the least possible depth.
     Least,
-    /// Whatever costs least, when each edge costs so much more for each step that its beginning is
-    /// from the root, in parts of what an edge costs on the average.
+    /// The tree of least cost. Each step between the root and the beginning of an edge adds this
+    /// share of the average cost of an edge.
     Surcharged(f64),
 }
 
-/// A tree, as it is for the first rank of an orbit.
+/// A tree whose root is the first rank of an orbit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Column {
     /// The orbit of its root.
     pub(super) orbit: usize,
-    /// How often it uses links of each orbit.
+    /// By orbit of links: the number of uses by the tree.
     pub(super) loads: Vec<u32>,
-    /// Its edges, those nearer to the root first, each with the nodes that it goes over.
+    /// The edges of the tree, each with the nodes of its path. Edges nearer to the root come first.
     pub(super) edges: Vec<(Rank, Rank, Vec<u32>)>,
 }
 
-/// Trees of a topology, seen through a group of automorphisms.
+/// The data of the pricing problem: a topology and a group of its automorphisms.
 pub(super) struct Pricing<'t> {
     topology: &'t Topology,
     group: &'t Semiregular,
-    /// Whether trees are used both ways at once.
+    /// Whether each tree is used in both directions at once.
     both_ways: bool,
-    /// By rank a, then rank b: the rank that goes to b when the first rank of a's orbit goes to a.
+    /// By rank a, then rank b: the rank r such that the element that maps the first rank of a's
+    /// orbit to a maps r to b.
     relative: Vec<Rank>,
-    /// By orbit: how many edges every rank is from the first rank.
+    /// By orbit: the least number of edges from the first rank of the orbit to every rank.
     distances: Vec<Vec<u32>>,
-    /// By orbit and rank: the path with the fewest links from the first rank of the
-    /// orbit.
+    /// By orbit and rank: the path with the fewest links from the first rank of the orbit.
     shortest: Vec<Vec<Option<CheapestPath>>>,
 }
 
@@ -92,7 +92,7 @@ impl<'t> Pricing<'t> {
         pricing
     }
 
-    /// Whether every rank of a tree is as few edges from the root as there can be.
+    /// Whether every rank of a tree has the least possible depth.
     pub(super) fn is_shallowest(&self, column: &Column) -> bool {
         let distances = &self.distances[column.orbit];
         column.edges.iter().all(|&(from, to, _)| distances[from as usize] < distances[to as usize])
@@ -108,19 +108,19 @@ impl<'t> Pricing<'t> {
         self.group.representatives()[orbit]
     }
 
-    /// Whether there is a path from a rank to another that does not go through a third.
+    /// Whether there is a path from one rank to another that does not pass through a third rank.
     pub(super) fn has_path(&self, from: Rank, to: Rank) -> bool {
         self.shortest_path(from, to).is_some()
     }
 
-    /// The orbits of links that the shortest path from a rank to another uses, once for each use;
-    /// none where there is no way.
+    /// The orbits of links on the shortest path from one rank to another, once for each use; `None`
+    /// if there is no path.
     pub(super) fn shortest_path_orbits(&self, from: Rank, to: Rank) -> Option<Vec<usize>> {
         let (path, _) = self.shortest_path(from, to)?;
         Some(path.links.iter().flat_map(|&link| self.uses(link)).collect())
     }
 
-    /// The nodes that the shortest path from a rank to another goes over.
+    /// The nodes of the shortest path from one rank to another.
     pub(super) fn shortest_path_nodes(&self, from: Rank, to: Rank) -> Option<Vec<u32>> {
         let (path, element) = self.shortest_path(from, to)?;
         let image = &self.group.elements()[element];
@@ -129,7 +129,7 @@ impl<'t> Pricing<'t> {
         Some([self.topology.node(from).0].into_iter().chain(ends).collect())
     }
 
-    /// The orbits of links that a path over these nodes uses, once for each use.
+    /// The orbits of links on a path over these nodes, once for each use.
     pub(super) fn orbits_over(&self, nodes: &[u32]) -> Vec<usize> {
         let link = |pair: &[u32]| self.topology.link_place(NodeId(pair[0]), NodeId(pair[1]));
         let links = nodes.windows(2).map(|pair| link(pair).expect("ways go over links"));
@@ -281,7 +281,7 @@ impl<'t> Pricing<'t> {
 
 // Minimum arborescences (Edmonds) and minimum spanning trees (Prim) on a full matrix of costs.
 
-/// What it costs to go from one to another, for all pairs; infinite where there is no way.
+/// The cost of an edge between any two ranks; infinite where there is no path.
 #[derive(Clone, Debug)]
 struct Costs {
     ranks: usize,
@@ -303,7 +303,7 @@ impl Costs {
     }
 }
 
-/// Which rank's edge leads to each; the root has none. Those before come first in `order`.
+/// The edges of an arborescence, in an order in which each rank is reached before edges leave it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Branching {
     /// Edges, those nearer to the root first.
@@ -311,7 +311,8 @@ struct Branching {
 }
 
 impl Branching {
-    /// Sorts edges by the distance from the root, then by numbers.
+    /// Makes the edges of the tree in which `before[rank]` is the parent of each rank. Edges are
+    /// sorted by the distance from the root, then by numbers.
     fn new(root: usize, before: &[usize]) -> Self {
         let mut children = vec![Vec::new(); before.len()];
         for (rank, &one) in before.iter().enumerate() {
@@ -334,7 +335,7 @@ impl Branching {
     }
 }
 
-/// The cheapest tree from a root. All ranks can be reached.
+/// The cheapest tree from a root. Every rank must be reachable.
 fn cheapest_arborescence(root: usize, costs: Costs) -> Branching {
     let ranks = costs.ranks;
     if ranks == 1 {
@@ -348,8 +349,8 @@ fn cheapest_arborescence(root: usize, costs: Costs) -> Branching {
     Branching::new(root, &contraction.expanded(root))
 }
 
-/// The cheapest tree of all that use edges both ways; costs are the same both ways. Begins at
-/// `root`.
+/// The cheapest tree whose edges are used in both directions. Costs must be the same in both
+/// directions. The edges lead away from `root`.
 fn cheapest_spanning_tree(root: usize, costs: &Costs) -> Branching {
     let mut before = vec![root; costs.ranks];
     let mut left: Vec<usize> = (0..costs.ranks).filter(|&rank| rank != root).collect();
@@ -370,8 +371,8 @@ fn cheapest_spanning_tree(root: usize, costs: &Costs) -> Branching {
     Branching::new(root, &before)
 }
 
-/// The cheapest tree in which every rank is a child of one that is fewer steps from the root. Every
-/// rank is some steps away.
+/// The cheapest tree in which every rank is the child of a rank that is nearer to the root.
+/// `distances` are the numbers of edges from the root.
 fn cheapest_shortest_path_tree(root: usize, costs: &Costs, distances: &[u32]) -> Branching {
     let nearer = |to: usize| (0..costs.ranks).filter(move |&from| distances[from] < distances[to]);
     let cheapest =
@@ -380,26 +381,27 @@ fn cheapest_shortest_path_tree(root: usize, costs: &Costs, distances: &[u32]) ->
     Branching::new(root, &before)
 }
 
-/// Where a component stands.
+/// The state of a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     New,
-    /// At this place of the path.
+    /// The component is on the path, at this place.
     OnPath(usize),
     Done,
 }
 
 struct Contraction {
     costs: Costs,
-    /// Beside every cost, which rank of the component the edge leads to.
+    /// For each cost, the rank of the component to which the edge leads.
     heads: Vec<u32>,
-    /// A rank's path to its component's row.
+    /// A union-find forest: following it from a rank leads to the row of the component of the rank.
     row: Vec<u32>,
-    /// By row.
+    /// By row: the state of the component.
     state: Vec<State>,
     /// By row: the number of the component in it. Ranks have the first numbers.
     number: Vec<usize>,
-    /// By number: the edge taken into it, and the component that it became part of.
+    /// By number: the edge into the component that was taken; then the component into which it was
+    /// contracted, and the components inside it.
     taken: Vec<(usize, usize)>,
     parent: Vec<Option<usize>>,
     children: Vec<Vec<usize>>,
@@ -429,7 +431,7 @@ impl Contraction {
         row as usize
     }
 
-    /// Follows cheapest edges backwards from a rank to what is done.
+    /// Follows cheapest edges backwards from a rank to a component that is done.
     fn attach(&mut self, rank: usize) {
         let start = self.row_of(rank);
         if self.state[start] == State::Done {
@@ -460,7 +462,8 @@ impl Contraction {
         path.into_iter().for_each(|(row, _)| self.state[row] = State::Done);
     }
 
-    /// From which rank outside, and at what cost.
+    /// The rank outside the component from which the cheapest edge leads into it, and the cost of
+    /// the edge.
     fn cheapest_into(&mut self, row: usize) -> (usize, f64) {
         let ranks = self.costs.ranks;
         loop {
@@ -475,12 +478,12 @@ impl Contraction {
             if self.row_of(least.0) != row {
                 return least;
             }
-            // An edge inside leads nowhere.
+            // An edge inside the component is of no use.
             self.costs.into[row * ranks + least.0] = f64::INFINITY;
         }
     }
 
-    /// Makes one component of a cycle; the first row is where it is.
+    /// Contracts a cycle to one component, which gets the row of the first component of the cycle.
     fn contract(&mut self, cycle: &[(usize, f64)]) -> usize {
         let ranks = self.costs.ranks;
         let number = self.parent.len();
@@ -504,8 +507,9 @@ impl Contraction {
         merged
     }
 
-    /// Which edge every rank keeps: an edge into a component replaces the one that was taken into
-    /// the rank where it ends, and into all components around that rank inside.
+    /// The parent of every rank. An edge into a component replaces the edge that was taken into the
+    /// rank where it ends. It also replaces the edges into all components that are inside the
+    /// component and hold that rank.
     fn expanded(&self, root: usize) -> Vec<usize> {
         let mut before = vec![root; self.costs.ranks];
         let mut left: Vec<usize> =
@@ -534,7 +538,7 @@ mod tests {
         for from in 0..ranks {
             for to in 0..ranks {
                 let cost = random.below(12) as f64;
-                // A cycle keeps all of it connected.
+                // A cycle through all ranks keeps the graph connected.
                 if to == (from + 1) % ranks || (from != to && cost < 9.0) {
                     costs.set(from, to, cost);
                 }
@@ -547,8 +551,7 @@ mod tests {
         edges.iter().map(|&(from, to)| costs.of(from, to)).sum()
     }
 
-    /// The cheapest of all choices that give every rank but the root an edge, of those that are
-    /// trees.
+    /// The least cost of all trees, by trying every choice of a parent for each rank but the root.
     fn by_enumeration(root: usize, costs: &Costs) -> f64 {
         let ranks = costs.ranks;
         let mut least = f64::INFINITY;
@@ -583,7 +586,7 @@ mod tests {
         for round in 0..20 {
             let costs = random_costs(60, &mut random);
             let tree = cheapest_arborescence(round, costs.clone());
-            // No single exchange of an edge makes it cheaper.
+            // No exchange of a single edge reduces the cost of the tree.
             let mut before = vec![round; 60];
             tree.edges.iter().for_each(|&(from, to)| before[to] = from);
             for to in (0..60).filter(|&to| to != round) {

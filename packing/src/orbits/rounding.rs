@@ -1,11 +1,12 @@
 //! From the solution of the master problem to trees with exact weights.
 //!
-//! 1. The weights are computed again exactly, from the orbits of links that are full. Where that
-//!    fails they are rounded.
-//! 2. Trees of equal weight are tried, as many as are asked for or the fewest that carry as much:
-//!    a local search moves ranks below other parents, so that overloaded orbits lose load. It may
+//! 1. The weights are computed again exactly, from the orbits of links that are full. If this
+//!    fails, the weights are rounded.
+//! 2. Trees of equal weight are tried: as many as were requested, or the fewest that carry as much.
+//!    A local search moves ranks below other parents, so that overloaded orbits lose load. It may
 //!    miss a solution that exists.
 //! 3. A second local search moves ranks nearer to the roots while the loads stay within their
+//!    limits.
 //!    limits.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,11 +18,11 @@ use super::master::MasterSolution;
 use super::pricing::{Column, Pricing};
 use crate::{MAX_TREES_PER_ROOT, Rate};
 
-/// Most trees of equal weight a root that are tried before others.
+/// Largest number of trees of equal weight for each root that is tried first.
 const EQUAL_TREES_MAX: u32 = 8;
 
-/// The trees of a solution with their weights, and the largest load of an orbit of links: 1 where
-/// the rate aimed for is reached. With `trees_per_root` all weights of a root are equal.
+/// The trees of a solution with their weights, and the largest load of an orbit of links. The load
+/// is 1 if the rate aimed for is reached. With `trees_per_root` all weights of a root are equal.
 pub(super) fn rounded_trees(
     pricing: &Pricing<'_>,
     carries: &[Rate],
@@ -38,7 +39,8 @@ pub(super) fn rounded_trees(
     (nearer_to_roots(pricing, columns, carries, load), load)
 }
 
-/// The fewest trees that reach the rate aimed for; where none are found, those that come nearest.
+/// The fewest trees that reach the rate aimed for; if no such trees are found, the trees that come
+/// nearest to it.
 fn fractional_or_equal(
     solution: &MasterSolution,
     search: &LocalSearch<'_, '_>,
@@ -66,39 +68,40 @@ fn shares(equal: EqualTrees, count: u32) -> (Vec<(Column, Rate)>, Rate) {
     (equal.columns.into_iter().map(share).collect(), equal.load)
 }
 
-/// The root's orbit and the edges of a tree.
+/// The orbit of the root and the edges of a tree.
 pub(super) fn edges_of(column: &Column) -> (usize, Vec<(Rank, Rank)>) {
     (column.orbit, column.edges.iter().map(|&(from, to, _)| (from, to)).collect())
 }
 
-/// How near to full an orbit of links is taken to be full.
+/// The least load at which an orbit of links counts as full.
 const FULL: f64 = 1.0 - 1e-6;
 
-/// Denominator of weights where exact ones were not found.
+/// Denominator of the rounded weights, where exact weights were not found.
 const COARSE: u32 = 1 << 16;
 
-/// Weights of the columns, as parts of their root's data, such that no orbit is loaded above what
-/// it carries, divided by the `load` beside them: 1 where the rate aimed for is reached.
+/// Weights of the columns, as shares of the data of their root. Divided by `load`, they overload no
+/// orbit. `load` is 1 if the rate aimed for is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Weights {
     parts: Vec<Rate>,
     load: Rate,
 }
 
-/// Most that the common denominator of exact weights may be: times a bandwidth it fits in 127 bits
-/// by far.
+/// Largest common denominator of exact weights. Its product with a bandwidth is far below 2¹²⁷.
 const DENOMINATOR_MAX: i128 = 1 << 56;
 
-/// Up to which common denominator weights are as good as equal ones.
+/// Up to this common denominator, different weights are as good as equal weights.
 const DENOMINATOR_SMALL: i128 = 1 << 20;
 
 impl Weights {
-    /// Whether the rate aimed for is reached, by weights that are not too fine to work with.
+    /// Whether the weights reach the rate aimed for and have a common denominator within
+    /// [`DENOMINATOR_MAX`].
     fn is_exact(&self) -> bool {
         self.load <= Rate::from_integer(1) && self.has_denominator_up_to(DENOMINATOR_MAX)
     }
 
-    /// Whether, besides, the weights are parts that people can read.
+    /// Whether the weights are exact and also have a small common denominator, which people can
+    /// read.
     fn is_simple(&self) -> bool {
         self.is_exact() && self.has_denominator_up_to(DENOMINATOR_SMALL)
     }
@@ -113,8 +116,8 @@ impl Weights {
     }
 }
 
-/// The weights that fill what floating point found full, if they are right for the rest as well;
-/// else those found, rounded.
+/// The weights that fill exactly the orbits that are full in floating point. If these weights
+/// overload another orbit, the result is the weights of the solution, rounded.
 fn exact_weights(solution: &MasterSolution, carries: &[Rate], groups: usize) -> Weights {
     let exact = solved(solution, carries, groups)
         .map(|parts| Weights { load: load(solution, carries, &parts), parts });
@@ -124,14 +127,14 @@ fn exact_weights(solution: &MasterSolution, carries: &[Rate], groups: usize) -> 
     }
 }
 
-/// Weights that are multiples of 1 / `parts`, of which each group has `parts`.
+/// The weights, rounded to multiples of 1 / `parts`. The weights of each group sum to 1.
 fn rounded(solution: &MasterSolution, carries: &[Rate], groups: usize, parts: u32) -> Weights {
     let counts = counts(solution, groups, parts);
     let weights: Vec<Rate> = counts.into_iter().map(|count| Rate::new(count.into(), parts.into())).collect();
     Weights { load: load(solution, carries, &weights).max(Rate::from_integer(1)), parts: weights }
 }
 
-/// How many of `parts` each column has if weights are rounded so that every group has all of them.
+/// The weight of each column in units of 1 / `parts`, rounded so that each group has `parts` units.
 fn counts(solution: &MasterSolution, groups: usize, parts: u32) -> Vec<u32> {
     let wanted: Vec<f64> = solution.columns.iter().map(|(_, weight)| weight * f64::from(parts)).collect();
     let mut counts: Vec<u32> = wanted.iter().map(|wanted| wanted.floor() as u32).collect();
@@ -159,8 +162,8 @@ fn load(solution: &MasterSolution, carries: &[Rate], parts: &[Rate]) -> Rate {
     (0..carries.len()).map(of_orbit).max().unwrap_or_default()
 }
 
-/// Solves for full orbits and for weights that sum to 1; `None` if there is not one solution, or
-/// it is not one of weights, or its numbers grow too large.
+/// Solves the equations that each full orbit has load 1 and that the weights of each group sum to
+/// 1. `None` if there is no unique solution, a weight is negative, or the numbers grow too large.
 fn solved(solution: &MasterSolution, carries: &[Rate], groups: usize) -> Option<Vec<Rate>> {
     let unknowns = solution.columns.len();
     let mut rows: Vec<Vec<Rate>> = Vec::new();
@@ -207,15 +210,15 @@ fn solved(solution: &MasterSolution, carries: &[Rate], groups: usize) -> Option<
     parts.iter().all(|part| *part.numer() >= 0).then_some(parts)
 }
 
-/// A product, unless it is too large.
+/// A product; `None` if it does not fit.
 fn product(one: Rate, other: Rate) -> Option<Rate> {
-    // Reduced crosswise first, so that only what stays is multiplied.
+    // Common factors are removed crosswise first, so that the products are small.
     let (left, right) = (Ratio::new(*one.numer(), *other.denom()), Ratio::new(*other.numer(), *one.denom()));
     let numerator = left.numer().checked_mul(*right.numer())?;
     Some(Ratio::new_raw(numerator, left.denom().checked_mul(*right.denom())?))
 }
 
-/// A difference, unless its parts are too large.
+/// A difference; `None` if its numerator or denominator does not fit.
 fn less(one: Rate, other: Rate) -> Option<Rate> {
     let scale = Ratio::new(*one.denom(), *other.denom());
     // one.denom = scale.numer · common, other.denom = scale.denom · common.
@@ -224,22 +227,22 @@ fn less(one: Rate, other: Rate) -> Option<Rate> {
     Some(Ratio::new(left.checked_sub(right)?, one.denom().checked_mul(*scale.denom())?))
 }
 
-/// A tree under change.
+/// A tree whose edges can be changed.
 #[derive(Clone, Debug)]
 struct MutableTree {
-    /// The orbit of its root.
+    /// The orbit of the root.
     orbit: usize,
-    /// By rank; the root is a child of nothing.
+    /// By rank: the edge from its parent; the root has no parent.
     parent: Vec<Option<ParentEdge>>,
 }
 
-/// What a rank is a child of.
+/// The edge from the parent of a rank.
 #[derive(Clone, Debug)]
 struct ParentEdge {
     rank: Rank,
-    /// Over these.
+    /// The nodes of the path.
     nodes: Vec<u32>,
-    /// The orbits of links that this uses, once for each use.
+    /// The orbits of links on the path, once for each use.
     uses: Vec<usize>,
 }
 
@@ -253,14 +256,15 @@ impl MutableTree {
         Self { orbit: column.orbit, parent }
     }
 
-    /// Moves a rank below another parent, over the shortest path; returns the edge that it had.
+    /// Moves a rank below another parent, over the shortest path. Returns the edge from the old
+    /// parent.
     fn reparent(&mut self, pricing: &Pricing<'_>, rank: Rank, parent: Rank) -> Option<ParentEdge> {
         let nodes = pricing.shortest_path_nodes(parent, rank).expect("a path leads to the new parent");
         let uses = pricing.orbits_over(&nodes);
         self.parent[rank as usize].replace(ParentEdge { rank: parent, nodes, uses })
     }
 
-    /// Whether a rank is `top` or is a child of it.
+    /// Whether a rank is `top` or a descendant of `top`.
     fn is_descendant(&self, rank: Rank, top: Rank) -> bool {
         let mut rank = rank;
         while let Some(parent) = &self.parent[rank as usize] {
@@ -272,7 +276,7 @@ impl MutableTree {
         rank == top
     }
 
-    /// How many edges each rank is from the root.
+    /// The depth of each rank, in edges.
     fn depths(&self, pricing: &Pricing<'_>) -> Vec<u32> {
         let mut depths = vec![0; self.parent.len()];
         let children = self.children();
@@ -296,7 +300,7 @@ impl MutableTree {
         children
     }
 
-    /// The column of the tree as it is now, over `orbits` orbits of links.
+    /// The tree as a column, with loads on `orbits` orbits of links.
     fn column(&self, pricing: &Pricing<'_>, orbits: usize) -> Column {
         let mut loads = vec![0; orbits];
         self.parent.iter().flatten().flat_map(|parent| &parent.uses).for_each(|&orbit| loads[orbit] += 1);
@@ -316,30 +320,31 @@ impl MutableTree {
     }
 }
 
-// Trees of equal weight: the number that is asked for, or the fewest that carry as much.
+// Trees of equal weight: the number that was requested, or the fewest that carry as much.
 //
-// A local search starts from the solution rounded to whole trees. It moves one rank at a time
+// A local search starts from the solution, rounded to whole trees. It moves one rank at a time
 // below another parent so that overloaded orbits of links lose load. It may miss a solution that
-// exists; loads are always counted.
+// exists. Its result is checked in any case, because loads are counted.
 
-/// Places looked at for one number of trees and one limit.
+/// Number of changes that are considered for one number of trees and one limit.
 const BALANCE_WORK_MAX: usize = 4_000_000;
 
 /// Moves without improvement before the search ends.
 const IDLE_MAX: usize = 60;
 
-/// Limits tried between what was reached and what cannot be.
+/// Number of load limits that are tried between a limit that was reached and a limit that cannot be
+/// reached.
 const LIMITS_TRIED: u32 = 8;
 
-/// Trees of equal weight, with how many of each, and the largest load.
+/// Trees of equal weight, each with its count, and the largest load.
 #[derive(Clone, Debug)]
 struct EqualTrees {
     columns: Vec<(Column, u32)>,
     load: Rate,
 }
 
-/// What every orbit of links carries for each tree of a root, and for which orbits of roots trees
-/// are made.
+/// A local search for trees of equal weight. `carries` is the number of uses that every orbit of
+/// links can carry for each tree of a root, and `groups` the number of orbits of roots with trees.
 struct LocalSearch<'w, 't> {
     pricing: &'w Pricing<'t>,
     carries: &'w [Rate],
@@ -347,13 +352,14 @@ struct LocalSearch<'w, 't> {
 }
 
 impl LocalSearch<'_, '_> {
-    /// `count` trees of equal weight for each root whose load is 1, if they are found.
+    /// `count` trees of equal weight for each root with a load of at most 1, if the search finds
+    /// such trees.
     fn fitting(&self, solution: &MasterSolution, count: u32) -> Option<EqualTrees> {
         let one = Rate::from_integer(1);
         self.may_fit(count).then(|| self.searched(solution, count, one)).filter(|equal| equal.load <= one)
     }
 
-    /// `count` trees of equal weight for each root, with as little load as was found.
+    /// `count` trees of equal weight for each root, with the least load that the search finds.
     fn least(&self, solution: &MasterSolution, count: u32) -> EqualTrees {
         let (mut low, half) = (Rate::from_integer(1), Rate::new(1, 2));
         let mut best = self.searched(solution, count, low);
@@ -361,7 +367,7 @@ impl LocalSearch<'_, '_> {
             if best.load <= Rate::from_integer(1) {
                 break;
             }
-            // A neighbour of the middle with a small denominator.
+            // A rate near the middle with a small denominator.
             let middle = ((low + best.load) * half * 1024).round() / 1024;
             if middle <= low || middle >= best.load {
                 break;
@@ -384,7 +390,7 @@ impl LocalSearch<'_, '_> {
             .collect()
     }
 
-    /// Whether links allow as many edges into ranks as trees have.
+    /// Whether the links allow as many edges into ranks as the trees have.
     fn may_fit(&self, count: u32) -> bool {
         let ranks = self.pricing.ranks() as i128;
         let search: i128 = self.limits(count, Rate::from_integer(1)).iter().sum();
@@ -423,8 +429,8 @@ impl LocalSearch<'_, '_> {
         trees
     }
 
-    /// Of an orbit that is used too often, the use that is best given up, and what for. Which orbit
-    /// depends on the turn, and so does which of equally good changes is taken.
+    /// The best change that takes a use from an overloaded orbit. `turn` decides which overloaded
+    /// orbit this is, and which of several equally good changes is taken.
     fn best_change(
         &self,
         trees: &[MutableTree],
@@ -450,7 +456,7 @@ impl LocalSearch<'_, '_> {
                         continue;
                     };
                     let gain = gain(used, limits, &parent.uses, &instead);
-                    // A different one of many each turn.
+                    // The order of equally good changes differs from turn to turn.
                     let order = (turn as u64 + u64::from(other) * 31 + rank as u64 * 17)
                         .wrapping_mul(0x9E37_79B9_7F4A_7C15);
                     let key = (gain, order);
@@ -482,7 +488,7 @@ impl LocalSearch<'_, '_> {
     }
 }
 
-/// By how much uses beyond limits grow.
+/// How much the sum of all uses beyond the limits grows.
 fn gain(used: &[i128], limits: &[i128], less: &[usize], more: &[usize]) -> i128 {
     let mut gain = 0;
     for (place, &orbit) in less.iter().chain(more).enumerate() {
@@ -496,7 +502,7 @@ fn gain(used: &[i128], limits: &[i128], less: &[usize], more: &[usize]) -> i128 
     gain
 }
 
-/// A rank of a tree that becomes a child of another one.
+/// A change: a rank of a tree gets another parent.
 #[derive(Clone, Copy, Debug)]
 struct Reparenting {
     tree: usize,
@@ -518,31 +524,31 @@ impl Reparenting {
 
 // Reduces the depth of trees without more load on any orbit.
 //
-// Ranks move nearer to the root, one at a time, while the orbits of links can carry it. If an
-// orbit would be overloaded, another rank, of this tree or of another one, moves to another parent
-// at no greater depth and frees the orbit.
+// Ranks move nearer to the root, one at a time, while the orbits of links can carry the change. If
+// a change would overload an orbit, a second rank, of this tree or of another tree, gets another
+// parent too. The second rank gets no deeper and frees the orbit.
 
-/// Places looked at in all.
+/// Number of changes that are considered in all.
 const DEPTH_WORK_MAX: usize = 6_000_000;
 
-/// Ranks looked at to make up for one, of all that change loads alike.
+/// Number of second changes that are considered for each difference of loads.
 const ALIKE_MAX: usize = 6;
 
-/// By how much uses of orbits change, those that do.
+/// The orbits whose uses change, each with the amount of the change.
 type Difference = Vec<(usize, i128)>;
 
 struct DepthReduction<'w, 't> {
     pricing: &'w Pricing<'t>,
     trees: Vec<MutableTree>,
     depths: Vec<Vec<u32>>,
-    /// Weights of trees, what orbits carry and can carry: of one unit.
+    /// The weights of the trees, then the use and the limit of each orbit, all in one unit.
     weights: Vec<i128>,
     used: Vec<i128>,
     limits: Vec<i128>,
     places: usize,
 }
 
-/// Makes trees less deep. Their loads stay within `carries` times `load`.
+/// Makes trees less deep. Loads stay within `carries` times `load`.
 fn nearer_to_roots(
     pricing: &Pricing<'_>,
     columns: Vec<(Column, Rate)>,
@@ -586,8 +592,8 @@ fn least_multiple(one: i128, other: i128) -> Option<i128> {
 }
 
 impl DepthReduction<'_, '_> {
-    /// Moves every rank nearer to the root if possible, the deepest first; returns whether any
-    /// does.
+    /// Moves every rank nearer to the root if possible, the deepest rank first. Returns whether a
+    /// rank was moved.
     fn reparent_nearer(&mut self) -> bool {
         let mut reduce_depth = false;
         for tree in 0..self.trees.len() {
@@ -605,8 +611,8 @@ impl DepthReduction<'_, '_> {
         reduce_depth
     }
 
-    /// Hangs one rank nearer to the root and another one elsewhere; returns whether there was such
-    /// a pair.
+    /// Moves one rank nearer to the root and moves a second rank elsewhere. Returns whether there
+    /// was such a pair.
     fn reparent_pair(&mut self) -> bool {
         let mut alike: BTreeMap<Difference, Vec<Reparenting>> = BTreeMap::new();
         for tree in 0..self.trees.len() {
@@ -647,7 +653,8 @@ impl DepthReduction<'_, '_> {
         ranks
     }
 
-    /// Below what a rank would be nearer to the root, the nearest first.
+    /// The changes that bring a rank nearer to the root; those with the parent nearest to the root
+    /// come first.
     fn nearer(&mut self, tree: usize, rank: Rank) -> Vec<Reparenting> {
         let depth = self.depths[tree][rank as usize];
         let mut changes = self.reparentings(tree, rank, |parent| parent + 1 < depth);
@@ -663,7 +670,7 @@ impl DepthReduction<'_, '_> {
     fn reparentings(&mut self, tree: usize, rank: Rank, may: impl Fn(u32) -> bool) -> Vec<Reparenting> {
         let depths = &self.depths[tree];
         self.places += depths.len();
-        // Whatever is no deeper than a rank does not are children of it.
+        // A rank that is no deeper than `rank` is not its descendant.
         let others = (0..self.pricing.ranks() as Rank)
             .filter(|&parent| parent != rank && may(depths[parent as usize]));
         let is_there = |&parent: &Rank| self.pricing.has_path(parent, rank);
@@ -681,7 +688,7 @@ impl DepthReduction<'_, '_> {
         difference.into_iter().filter(|&(_, amount)| amount != 0).collect()
     }
 
-    /// Whether orbits carry both changes.
+    /// Whether the orbits can carry both changes.
     fn fits(&self, one: &Difference, other: &Difference) -> bool {
         let change = |of: &Difference, orbit: usize| {
             of.iter().find(|entry| entry.0 == orbit).map_or(0, |entry| entry.1)
@@ -700,7 +707,7 @@ impl DepthReduction<'_, '_> {
         self.depths[change.tree] = self.trees[change.tree].depths(self.pricing);
     }
 
-    /// Applies both, if the second is still what it was after the first.
+    /// Applies both changes, if the second change is still valid after the first one.
     fn apply_both(&mut self, one: Reparenting, other: Reparenting) -> bool {
         if (one.tree, one.rank) == (other.tree, other.rank) {
             return false;

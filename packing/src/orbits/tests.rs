@@ -17,7 +17,7 @@ fn shuffled(topology: &Topology, seed: u64) -> Topology {
     topology.in_order(&order)
 }
 
-/// The bound of the general search, which goes over all ranks.
+/// The bound by the general search over all ranks.
 fn general_bound(topology: &Topology) -> Rate {
     let (graph, unit) = Digraph::of(topology);
     let best = best_rate(&graph, &vec![1; topology.ranks() as usize]).unwrap();
@@ -122,8 +122,8 @@ fn trees_are_as_shallow_as_the_bound_allows_where_ranks_look_the_same() {
     }
 }
 
-/// Links from each rank to those so far from it round a cycle, with any bandwidths; at times two
-/// orbits of ranks and a switch.
+/// A cycle of ranks, with links to the ranks at some distances and with any bandwidths; sometimes
+/// with two orbits of ranks and a switch.
 fn random_cycle(random: &mut Random) -> Option<Topology> {
     let (ranks, orbits) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
     let mut builder = Topology::builder();
@@ -183,7 +183,8 @@ fn two_hundred_and_fifty_six_ranks_on_eight_rails_need_one_tree_each() {
     let topology = preset("dgx-h100:32").unwrap();
     let packing = pack_all_gather(&topology, Collective::AllGather, None).unwrap();
     assert!(packing.is_optimal());
-    // A box of eight is entered by eight links of 50 GB/s, by all but its own blocks.
+    // Eight links of 50 GB/s enter a box of eight ranks. They carry all blocks but those of the
+    // box.
     assert_eq!(packing.bound, Rate::new(8 * 50_000_000_000 * 256, 256 - 8));
     assert_eq!(packing.trees.len(), 256);
     assert!(packing.trees.iter().all(|tree| tree.edges.len() == 255));

@@ -1,12 +1,13 @@
 //! Search for automorphisms by individualisation and refinement (McKay 1981).
 //!
-//! The first path individualises nodes until every node has a colour of its own, which gives an
+//! The first path individualises nodes until every node has a colour of its own. This gives an
 //! order of all nodes. Any other path with the same trace gives another order. The permutation from
-//! the first order to the other is an automorphism if it maps arcs to arcs, which is verified arc
-//! by arc. On the way up the first path, each level tries the nodes that look like the
-//! individualised node, one of each set that the known automorphisms do not join yet. Near nodes
-//! are tried first, and other nodes are mapped to the place of the node that was moved first. So
-//! each automorphism moves few nodes, and the result depends little on the numbers of nodes.
+//! the first order to the other order is an automorphism if it maps arcs to arcs, which is verified
+//! arc by arc. The levels of the first path are then visited from the last level to the first. Each
+//! level tries the nodes with the colour of the individualised node, one node of each set that the
+//! known automorphisms do not join yet. Nodes near the individualised node are tried first. The
+//! other nodes are mapped near the node that was moved first. So each automorphism moves few nodes,
+//! and the result depends little on the numbers of nodes.
 //!
 //! **Invariant:** everything returned is an automorphism. Within the limits all automorphisms are
 //! products of the returned ones; beyond the limits `complete` is false and there may be others.
@@ -16,31 +17,31 @@ use std::collections::VecDeque;
 use super::{Permutation, UnionFind};
 use pleach_vocabulary::digest::hash_of_pair;
 
-/// How much a search does at most.
+/// The limits of a search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Arcs and nodes looked at.
+    /// The number of arcs and nodes that are visited.
     pub(super) work: u64,
-    /// Nodes singled out in vain on the path to one automorphism.
+    /// The number of nodes that are individualised in vain on the path to one automorphism.
     pub(super) failures: u32,
-    /// Nodes singled out one after the other.
+    /// The number of nodes that are individualised one after the other.
     pub(super) depth: usize,
 }
 
 /// The result of a search.
 #[derive(Clone, Debug)]
 pub(super) struct Automorphisms {
-    /// All others are products of them; sorted from those that leave most nodes of the first path
-    /// to those that leave none.
+    /// All other automorphisms are products of these. Automorphisms that fix more nodes of the
+    /// first path come first.
     pub(super) generators: Vec<Permutation>,
-    /// How many nodes each node of the first path is carried to by what leaves those before it:
-    /// their product is how many automorphisms there are.
+    /// For each node of the first path, the number of its images under automorphisms that fix the
+    /// nodes before it. The product of these numbers is the number of automorphisms.
     #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
     pub(super) basic_orbits: Vec<u32>,
-    /// Whether the limits were not met.
+    /// Whether the search ended within its limits.
     #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
     pub(super) complete: bool,
-    /// Arcs and nodes looked at.
+    /// The number of arcs and nodes that were visited.
     #[cfg_attr(not(test), expect(dead_code, reason = "what tests judge a search by"))]
     pub(super) work: u64,
 }
@@ -50,7 +51,7 @@ struct Level {
     node: u32,
     cell: u32,
     trace: Vec<u64>,
-    /// The state before.
+    /// The mark of the state before.
     mark: usize,
 }
 
@@ -61,13 +62,13 @@ struct Search<'g> {
     levels: Vec<Level>,
     /// All nodes in the order of the first path's end.
     order: Vec<u32>,
-    /// How far every node is from the one that the present automorphism moves first.
+    /// The distance of every node from the node that the present automorphism moves first.
     from_moved: Vec<u32>,
     failures_left: u32,
     complete: bool,
 }
 
-/// All nodes in the order of the first path's end; `None` if a limit was met before.
+/// All nodes in the order of the first path's end; `None` if a limit is reached before.
 pub(super) fn end_of_first_path(graph: &Graph, limits: Limits) -> Option<Vec<u32>> {
     let mut automorphisms = Search::new(graph, limits);
     automorphisms.go_down();
@@ -108,8 +109,9 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// The first path. A path that is cut short finds nothing wrong: its end does not tell all
-    /// nodes apart, and what does not carry arcs into arcs is refused.
+    /// Makes the first path. If a limit cuts the path short, nothing wrong is found: the order at
+    /// its end does not separate all nodes, and a permutation that does not map arcs to arcs is
+    /// rejected.
     fn go_down(&mut self) {
         while let Some(cell) = self.colouring.largest_cell() {
             if self.levels.len() >= self.limits.depth || self.colouring.work > self.limits.work {
@@ -149,8 +151,8 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// An automorphism that carries the first path's node of this level to `node`, and those before
-    /// to themselves.
+    /// An automorphism that maps the first path's node of this level to `node`, and fixes the nodes
+    /// of the levels before.
     fn descend(&mut self, level: usize, node: u32) -> Option<Permutation> {
         let mark = self.colouring.mark();
         let mut trace = Trace::Expected(&self.levels[level].trace, 0);
@@ -166,8 +168,8 @@ impl<'g> Search<'g> {
         found
     }
 
-    /// Leaves the first path's node of this level where it is if that is possible: so most nodes
-    /// stay in their places.
+    /// An automorphism that fixes the first path's node of this level if possible, so that most
+    /// nodes keep their places.
     fn descend_any(&mut self, level: usize) -> Option<Permutation> {
         let Level { node, cell, .. } = self.levels[level];
         let stays = self.colouring.cell_of(node) == cell;
@@ -193,13 +195,14 @@ impl<'g> Search<'g> {
         None
     }
 
-    /// How many arcs, in either direction, every node is away from one.
+    /// The distance of every node from one node, in arcs of either direction.
     fn distances_from(&mut self, node: u32) -> Vec<u32> {
         self.colouring.work += (self.graph.nodes() + self.graph.arcs.len()) as u64;
         self.graph.distances_from(node)
     }
 
-    /// What carries the order of the first path into this one, if that is an automorphism.
+    /// The permutation from the order of the first path to the present order, if it is an
+    /// automorphism.
     fn candidate(&mut self) -> Option<Permutation> {
         let mut images = vec![0; self.order.len()];
         for (&from, &to) in self.order.iter().zip(self.colouring.elements()) {
@@ -228,19 +231,19 @@ impl<'g> Search<'g> {
 // position. Counts are sums of hashes: a collision separates fewer nodes, and the invariant still
 // holds.
 
-/// Nodes with colours and labelled arcs. What one of [`Symmetry`](super::Symmetry)'s searches works
-/// on.
+/// Nodes with colours and arcs with labels: the input of a search.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
-    /// A node's colour; only nodes of the same can be carried into each other.
+    /// The colours of the nodes. Automorphisms map nodes only to nodes of the same colour.
     colours: Vec<u64>,
-    /// From, to, label; sorted, each once.
+    /// Each arc as (from, to, label), sorted and without duplicates.
     arcs: Vec<(u32, u32, u64)>,
-    /// Where the arcs from each node begin, and from a last one that is not there.
+    /// The place in `arcs` where the arcs from each node begin; the last element is the number of
+    /// arcs.
     first: Vec<u32>,
-    /// Places of the arcs to each node.
+    /// The places in `arcs` of the arcs to each node.
     entering: Vec<Vec<u32>>,
-    /// For every node the far ends of its arcs, with a hash of label and direction.
+    /// For every node, the other ends of its arcs, each with a hash of the label and the direction.
     around: Vec<Vec<(u32, u64)>>,
 }
 
@@ -267,7 +270,7 @@ impl Graph {
         self.colours.len()
     }
 
-    /// How many arcs, in either direction, every node is away from one.
+    /// The distance of every node from one node, in arcs of either direction.
     fn distances_from(&self, node: u32) -> Vec<u32> {
         let mut distances = vec![u32::MAX; self.nodes()];
         distances[node as usize] = 0;
@@ -285,16 +288,16 @@ impl Graph {
         distances
     }
 
-    /// Whether arcs go to arcs with the same label, and nodes to nodes of the same colour: looked
-    /// at one by one. `images` has every node once.
+    /// Whether a permutation maps arcs to arcs of the same label, and nodes to nodes of the same
+    /// colour. Every arc and node is checked. `images` must have every node once.
     pub(super) fn is_carried_into_itself_by(&self, images: &[u32]) -> bool {
         let image = |node: u32| images[node as usize];
         let is_arc = |&(from, to, label): &(u32, u32, u64)| {
             self.leaving(image(from)).binary_search(&(image(from), image(to), label)).is_ok()
         };
-        // An arc between nodes that stay is its own image. Arcs with an end that moves go to
-        // different such arcs, as nodes go to different nodes; so when all their images are arcs,
-        // all of them are images.
+        // An arc between fixed nodes is its own image. Arcs with a moved end are mapped to arcs
+        // with a moved end, and different arcs have different images. So if the images of all these
+        // arcs are arcs, every such arc is an image.
         let moved = (0..self.nodes() as u32).filter(|&node| image(node) != node);
         let is_kept = |node: u32| {
             self.colours[node as usize] == self.colours[image(node) as usize]
@@ -309,16 +312,16 @@ impl Graph {
     }
 }
 
-/// What a refinement did, as numbers that do not depend on how nodes are numbered.
+/// The steps of a refinement, as numbers that do not depend on the numbers of nodes.
 enum Trace<'t> {
-    /// To be written down.
+    /// A trace that is recorded.
     Recording(&'t mut Vec<u64>),
-    /// To be compared with what was written down; the place in it.
+    /// A recorded trace to compare with, and the place in it.
     Expected(&'t [u64], usize),
 }
 
 impl Trace<'_> {
-    /// Adds an event; whether it may go on.
+    /// Notes a step. Returns whether the refinement may go on.
     fn note(&mut self, event: u64) -> bool {
         match self {
             Self::Recording(events) => {
@@ -340,30 +343,30 @@ impl Trace<'_> {
     }
 }
 
-/// All nodes, those of a colour side by side. See the module.
+/// All nodes. The nodes of a colour are adjacent. See the module.
 #[derive(Clone, Debug)]
 struct Colouring {
     elements: Vec<u32>,
-    /// Where a node stands in `elements`.
+    /// By node: its place in `elements`.
     place: Vec<u32>,
-    /// Where a node's cell begins.
+    /// By node: the place where its cell begins.
     cell: Vec<u32>,
-    /// How long the cell that begins here is.
+    /// By place: the length of the cell that begins there.
     length: Vec<u32>,
-    /// Where cells began that were split off, and the cells that they were split off from.
+    /// Each split: the place where the new cell begins and the place where its parent cell begins.
     splits: Vec<(u32, u32)>,
-    /// Cells to split by.
+    /// The cells that still have to split other cells.
     left: VecDeque<u32>,
     is_left: Vec<bool>,
-    /// What a node was counted to; only while a cell is split by.
+    /// By node: its count of arcs to the present splitter; zero at other times.
     score: Vec<u64>,
     touched: Vec<u32>,
-    /// Arcs and nodes looked at so far.
+    /// The number of arcs and nodes visited so far.
     work: u64,
 }
 
 impl Colouring {
-    /// By the graph's own colours, refined.
+    /// The colouring by the colours of the graph, refined.
     fn new(graph: &Graph) -> Self {
         let nodes = graph.nodes();
         let mut elements: Vec<u32> = (0..nodes as u32).collect();
@@ -398,17 +401,17 @@ impl Colouring {
         colouring
     }
 
-    /// Nodes in their order.
+    /// The nodes in their order.
     fn elements(&self) -> &[u32] {
         &self.elements
     }
 
-    /// The nodes of the cell that begins here.
+    /// The nodes of the cell that begins at this place.
     fn cell_at(&self, start: u32) -> &[u32] {
         &self.elements[start as usize..(start + self.length[start as usize]) as usize]
     }
 
-    /// Where a node's cell begins.
+    /// The place where a node's cell begins.
     fn cell_of(&self, node: u32) -> u32 {
         self.cell[node as usize]
     }
@@ -427,12 +430,12 @@ impl Colouring {
         largest
     }
 
-    /// What [`undo`](Self::undo) goes back to.
+    /// The state that [`undo`](Self::undo) can restore.
     fn mark(&self) -> usize {
         self.splits.len()
     }
 
-    /// Merges again what was split since.
+    /// Merges all cells that were split since the mark.
     fn undo(&mut self, mark: usize) {
         while self.splits.len() > mark {
             let Some((start, parent)) = self.splits.pop() else { break };
@@ -446,8 +449,8 @@ impl Colouring {
         }
     }
 
-    /// Gives a node a colour of its own and refines. returns whether the trace is the expected one;
-    /// after one that is not, only [`undo`](Self::undo) may follow.
+    /// Gives a node a colour of its own and refines. Returns whether the trace is the expected one.
+    /// If it is not, only [`undo`](Self::undo) may be called next.
     fn individualise(&mut self, graph: &Graph, node: u32, trace: &mut Trace<'_>) -> bool {
         let start = self.cell[node as usize];
         let last = start + self.length[start as usize] - 1;
@@ -489,7 +492,7 @@ impl Colouring {
 
     fn split_by_counts(&mut self, splitter: u32, trace: &mut Trace<'_>) -> bool {
         let mut touched = std::mem::take(&mut self.touched);
-        // A sum of hashes may wrap to zero and its node be listed twice.
+        // A sum of hashes may wrap to zero; then its node is listed twice.
         touched.sort_unstable_by_key(|&node| (self.cell[node as usize], self.score[node as usize], node));
         touched.dedup();
         self.work += touched.len() as u64;
@@ -513,7 +516,8 @@ impl Colouring {
         expected
     }
 
-    /// Splits the cell that begins at `start`, of which `counted` were counted, sorted by score.
+    /// Splits the cell that begins at `start`. `counted` are the nodes of the cell with arcs to the
+    /// splitter, sorted by score.
     fn split_cell(&mut self, start: u32, counted: &[u32], splitter: u32, trace: &mut Trace<'_>) -> bool {
         let length = self.length[start as usize];
         let score = |nodes: &Self, index: usize| nodes.score[counted[index] as usize];
@@ -524,7 +528,7 @@ impl Colouring {
         if all_counted && score(self, 0) == score(self, counted.len() - 1) {
             return true;
         }
-        // The counted ones go to the end of the cell, in their order.
+        // The counted nodes go to the end of the cell, in their order.
         let mut end = start + length;
         let (mut largest, mut longest) = (start, 0);
         let mut pieces = Vec::new();
@@ -553,8 +557,8 @@ impl Colouring {
             }
             pieces.push(start);
         }
-        // Who was counted against the whole cell and all pieces but one has been counted against
-        // that one as well.
+        // Nodes that were counted against the whole cell and against all pieces but one need not be
+        // counted against the last piece: its count is the difference.
         let whole_is_left = self.is_left[start as usize];
         for &piece in pieces.iter().rev() {
             if whole_is_left || piece != largest {
@@ -577,7 +581,7 @@ impl Colouring {
         }
     }
 
-    /// Makes the end of a cell one of its own.
+    /// Makes the end of a cell a cell of its own.
     fn split(&mut self, start: u32, new: u32) {
         let end = start + self.length[start as usize];
         if new == start {

@@ -25,11 +25,11 @@ mod semiregular;
 #[cfg(test)]
 mod tests;
 
-/// Of one search: about two seconds of work, and how many nodes are singled out in vain on the path
-/// to one automorphism, and one after the other.
+/// The limits of one search: about two seconds of work, the nodes individualised in vain on the
+/// path to one automorphism, and the nodes individualised one after the other.
 const LIMITS: Limits = Limits { work: 400_000_000, failures: 2_000, depth: 4_096 };
 
-/// Work for an order of all nodes: some tenths of a second.
+/// The work limit of a search for an order of all nodes: some tenths of a second.
 const ORDER_WORK_MAX: u64 = 50_000_000;
 
 /// Most nodes of a topology that is searched.
@@ -44,13 +44,13 @@ pub(crate) struct Symmetry {
 }
 
 impl Symmetry {
-    /// Checks that of a topology.
+    /// The symmetry of a topology.
     #[must_use]
     pub(crate) fn of(topology: &Topology) -> Self {
         Self::fixing(topology, &[])
     }
 
-    /// The subgroup that fixes each of these nodes.
+    /// The symmetry of the automorphisms that fix each of these nodes.
     #[must_use]
     pub(crate) fn fixing(topology: &Topology, fixed: &[NodeId]) -> Self {
         if topology.nodes().len() > SYMMETRY_NODES_MAX {
@@ -66,13 +66,13 @@ impl Symmetry {
         Self { generators, node_orbits, node_orbit_count }
     }
 
-    /// Automorphisms of which all others are products.
+    /// The generators: all other automorphisms are products of them.
     #[must_use]
     pub(crate) fn generators(&self) -> &[Permutation] {
         &self.generators
     }
 
-    /// Whether nothing but the identity was found.
+    /// Whether only the identity was found.
     #[must_use]
     pub(crate) fn is_trivial(&self) -> bool {
         self.generators.is_empty()
@@ -100,9 +100,9 @@ impl Symmetry {
     }
 }
 
-/// All nodes, this one first, in an order that depends on how they are linked: where nodes that
-/// colours do not tell apart look the same, a topology and its shuffled copy get orders that an
-/// automorphism carries into each other. `None` if that takes long.
+/// All nodes in an order that depends on the links alone, with this node first. If refinement
+/// leaves only nodes with equal links in one colour, the orders of a topology and of its shuffled
+/// copy differ by an automorphism. `None` if the search takes long.
 #[must_use]
 pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeId>> {
     if topology.nodes().len() > SYMMETRY_NODES_MAX {
@@ -114,19 +114,20 @@ pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeI
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// The graph of a topology with further arcs, in which each of these nodes has a colour of its own.
+/// The graph of a topology with additional arcs. Each of the nodes in `fixed` has a colour of its
+/// own.
 fn graph(topology: &Topology, fixed: &[NodeId], mut arcs: Vec<(u32, u32, u64)>) -> Graph {
     let colour = |kind| u64::from(kind == NodeKind::Switch);
     let mut colours: Vec<u64> = topology.nodes().iter().map(|node| colour(node.kind)).collect();
     for (index, node) in fixed.iter().enumerate() {
-        // Ranks have 0 and switches 1.
+        // Ranks have the colour 0 and switches the colour 1.
         colours[node.0 as usize] = index as u64 + 2;
     }
     arcs.extend(topology.links().iter().map(|link| (link.from.0, link.to.0, link.bytes_per_s)));
     Graph::new(colours, arcs)
 }
 
-/// Which links these automorphisms carry into each other.
+/// The orbits of links under these automorphisms: the orbit of each link, and the number of orbits.
 fn link_orbits(topology: &Topology, generators: &[Permutation]) -> (Vec<u32>, usize) {
     let links = topology.links();
     let mut ends = vec![Vec::new(); topology.nodes().len()];
@@ -146,31 +147,31 @@ fn link_orbits(topology: &Topology, generators: &[Permutation]) -> (Vec<u32>, us
     classes.numbered()
 }
 
-/// The place in [`Topology::links`] of what an automorphism carries a link to.
+/// The place in [`Topology::links`] of the image of a link under an automorphism.
 fn carried_link(topology: &Topology, link: usize, automorphism: &Permutation) -> usize {
     let link = &topology.links()[link];
     let (from, to) = (NodeId(automorphism.of(link.from.0)), NodeId(automorphism.of(link.to.0)));
     topology.link_place(from, to).expect("an automorphism carries links to links")
 }
 
-// Permutations of nodes, and sets that are united step by step.
+// Permutations of nodes, and a union-find structure.
 
-/// Where every node goes. Numbers are those of nodes.
+/// The image of every node. Numbers are those of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Permutation(Vec<u32>);
 
 impl Permutation {
-    /// Leaves everything where it is.
+    /// The identity.
     #[must_use]
     pub(crate) fn identity(nodes: usize) -> Self {
         Self((0..nodes as u32).collect())
     }
 
-    /// Node i goes to `images[i]`.
+    /// The permutation that maps node i to `images[i]`.
     ///
     /// # Panics
     ///
-    /// When two go to the same, or one to where nothing is.
+    /// When two nodes have the same image, or an image is not a node.
     #[must_use]
     pub(crate) fn new(images: Vec<u32>) -> Self {
         let mut taken = vec![false; images.len()];
@@ -180,19 +181,19 @@ impl Permutation {
         Self(images)
     }
 
-    /// Where a node goes.
+    /// The image of a node.
     #[must_use]
     pub(crate) fn of(&self, node: u32) -> u32 {
         self.0[node as usize]
     }
 
-    /// Where all go.
+    /// The images of all nodes.
     #[must_use]
     pub(crate) fn images(&self) -> &[u32] {
         &self.0
     }
 
-    /// This one first, the other one after it.
+    /// The product: first this permutation, then the other one.
     #[must_use]
     pub(crate) fn then(&self, after: &Self) -> Self {
         Self(self.0.iter().map(|&image| after.of(image)).collect())
@@ -208,8 +209,8 @@ impl Permutation {
         Self(images)
     }
 
-    /// Which nodes go round in which cycles, those of one node as well; each begins with its
-    /// smallest.
+    /// The cycles of the permutation, cycles of one node included. Each cycle begins with its
+    /// smallest node.
     #[must_use]
     pub(crate) fn cycles(&self) -> Vec<Vec<u32>> {
         let mut seen = vec![false; self.0.len()];
@@ -229,17 +230,17 @@ impl Permutation {
     }
 }
 
-/// Sets of nodes that are merged bit by bit.
+/// Disjoint sets that can be merged (union-find).
 #[derive(Clone, Debug)]
 struct UnionFind(Vec<u32>);
 
 impl UnionFind {
-    /// Everything by itself.
+    /// Each member is a set of its own.
     fn new(members: usize) -> Self {
         Self((0..members as u32).collect())
     }
 
-    /// The smallest member of the set.
+    /// The smallest member of the set that holds this member.
     fn first(&mut self, member: u32) -> u32 {
         let mut member = member;
         while self.0[member as usize] != member {
@@ -249,21 +250,22 @@ impl UnionFind {
         member
     }
 
-    /// Makes one set of two; returns whether they were two.
+    /// Merges the sets of two members. Returns whether they were in different sets.
     fn merge(&mut self, one: u32, other: u32) -> bool {
         let (one, other) = (self.first(one), self.first(other));
         self.0[one.max(other) as usize] = one.min(other);
         one != other
     }
 
-    /// Merges the orbits that a permutation maps to each other.
+    /// Merges the orbits that a permutation joins.
     fn merge_along(&mut self, permutation: &Permutation) {
         for (node, &image) in permutation.images().iter().enumerate() {
             self.merge(node as u32, image);
         }
     }
 
-    /// The number of every member's set; sets are numbered by their smallest members.
+    /// The number of each member's set, and the number of sets. Sets are numbered in the order of
+    /// their smallest members.
     fn numbered(mut self) -> (Vec<u32>, usize) {
         let mut numbers = vec![0; self.0.len()];
         let mut count = 0;

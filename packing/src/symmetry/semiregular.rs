@@ -23,17 +23,17 @@ use crate::flow::Amount;
 use crate::topology::{NodeId, Topology};
 use pleach_vocabulary::random::Random;
 
-/// Times that a group is grown from nothing.
+/// Number of times that a group is grown from the identity.
 const ATTEMPTS_MAX: u64 = 4;
 
-/// Random automorphisms looked at for one generator in the first round; in each further one twice
-/// as many.
+/// Number of random automorphisms that are tried for one generator in the first round. Each further
+/// round tries twice as many.
 const SAMPLES: usize = 32;
 
-/// Rounds for one generator.
+/// Number of rounds for one generator.
 const ROUNDS_MAX: u32 = 6;
 
-/// Candidates of a round that are tried, those of the longest cycles first.
+/// Number of candidates of a round that are tried, those with the longest cycles first.
 const CANDIDATES_MAX: usize = 64;
 
 /// The work limit of the search for permutations that commute with a group.
@@ -43,16 +43,16 @@ const COMMUTING_WORK_MAX: u64 = 50_000_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Semiregular {
     elements: Vec<Permutation>,
-    /// First rank of every orbit.
+    /// The first rank of every orbit.
     representatives: Vec<Rank>,
-    /// For every rank its orbit and the element that carries the orbit's first rank there.
+    /// For every rank, its orbit and the element that maps the first rank of the orbit to it.
     carriers: Vec<(usize, usize)>,
     link_orbits: Vec<u32>,
     link_orbit_sizes: Vec<u32>,
 }
 
 impl Semiregular {
-    /// The largest that was found.
+    /// The largest semiregular group that was found.
     #[must_use]
     pub(crate) fn of(topology: &Topology, symmetry: &Symmetry) -> Self {
         Self::from_generators(topology, grown(topology, symmetry))
@@ -93,7 +93,8 @@ impl Semiregular {
         &self.representatives
     }
 
-    /// The orbit of a rank, and the element (by number) that carries the orbit's first rank to it.
+    /// The orbit of a rank, and the index of the element that maps the first rank of the orbit to
+    /// this rank.
     #[must_use]
     pub(crate) fn carrier(&self, rank: Rank) -> (usize, usize) {
         self.carriers[rank as usize]
@@ -105,14 +106,14 @@ impl Semiregular {
         self.link_orbits[link] as usize
     }
 
-    /// How many links each orbit of links has.
+    /// The number of links of each orbit of links.
     #[must_use]
     pub(crate) fn link_orbit_sizes(&self) -> &[u32] {
         &self.link_orbit_sizes
     }
 }
 
-/// A group with nothing but its elements.
+/// The generators and the elements of a group.
 #[derive(Clone, Debug)]
 struct Group {
     generators: Vec<Permutation>,
@@ -124,7 +125,8 @@ impl Group {
         Self { generators: Vec::new(), elements: vec![Permutation::identity(topology.nodes().len())] }
     }
 
-    /// The group with one generator more, if only its identity leaves a rank in its place.
+    /// The group with one more generator; `None` if an element other than the identity fixes a
+    /// rank.
     fn with(&self, topology: &Topology, generator: &Permutation) -> Option<Self> {
         let start = topology.node(0).0;
         let mut generators = self.generators.clone();
@@ -137,8 +139,8 @@ impl Group {
             for generator in &generators {
                 let image = generator.of(elements[next].of(start));
                 match by_image[image as usize] {
-                    // Where one rank is carried tells all of an element, or there are two that
-                    // differ by one that leaves this rank in its place.
+                    // In a semiregular group, the image of one rank determines the element. If two
+                    // different elements agree on it, their quotient fixes this rank.
                     Some(known) => {
                         let known: &Permutation = &elements[known];
                         let product = elements[next].images().iter().map(|&image| generator.of(image));
@@ -185,22 +187,24 @@ fn grown(topology: &Topology, symmetry: &Symmetry) -> Group {
     best
 }
 
-/// What the order of every such group divides: the sizes of all orbits of ranks.
+/// A multiple of the order of every semiregular group: the greatest common divisor of the sizes of
+/// all orbits of ranks.
 fn largest_order(topology: &Topology, symmetry: &Symmetry) -> usize {
     let mut sizes: Vec<Amount> = vec![0; symmetry.node_orbit_count()];
     (0..topology.ranks()).for_each(|rank| sizes[symmetry.node_orbit(topology.node(rank))] += 1);
     sizes.into_iter().fold(0, greatest_divisor) as usize
 }
 
-/// Generators of what commutes with a group: the automorphisms of the graph in which an arc leads
-/// from every node to where each generator carries it.
+/// Generators of the automorphisms that commute with a group. They are the automorphisms of the
+/// topology with additional arcs: for each generator of the group, an arc from every node to its
+/// image.
 fn commuting(topology: &Topology, symmetry: &Symmetry, group: &Group) -> Vec<Permutation> {
     if group.generators.is_empty() {
         return symmetry.generators().to_vec();
     }
     let mut arcs = Vec::new();
     for (index, generator) in group.generators.iter().enumerate() {
-        // No link has so much bandwidth.
+        // No link has this bandwidth.
         let label = u64::MAX - index as u64;
         arcs.extend(generator.images().iter().enumerate().map(|(node, &image)| (node as u32, image, label)));
     }
@@ -208,7 +212,7 @@ fn commuting(topology: &Topology, symmetry: &Symmetry, group: &Group) -> Vec<Per
     automorphisms(&graph(topology, &[], arcs), limits).generators
 }
 
-/// The group with one more generator, made of these automorphisms.
+/// The group with one more generator, which is a product of these automorphisms.
 fn extended_group(
     topology: &Topology,
     group: &Group,
@@ -219,8 +223,7 @@ fn extended_group(
         let (order, candidate) = even_power(topology, automorphism)?;
         largest_with(topology, group, order, candidate)
     };
-    // All generators of a group that permutes boxes as it likes make one long cycle, one after the
-    // other.
+    // If a group permutes boxes in any way, the product of all its generators is one long cycle.
     let all = of.iter().skip(1).fold(of.first()?.clone(), |product, generator| product.then(generator));
     if let found @ Some(_) = with(&all) {
         return found;
@@ -240,7 +243,7 @@ fn extended_group(
     None
 }
 
-/// The group with a permutation of this order or a power of it.
+/// The group with a permutation of this order, or with a power of the permutation.
 fn largest_with(topology: &Topology, group: &Group, order: usize, candidate: Permutation) -> Option<Group> {
     let mut left = vec![(order, candidate)];
     while let Some((order, candidate)) = left.pop() {
@@ -255,8 +258,8 @@ fn largest_with(topology: &Topology, group: &Group, order: usize, candidate: Per
     None
 }
 
-/// The power of most elements that moves all ranks in cycles of one length, which is its order, if
-/// there is one.
+/// The power of an automorphism that moves all ranks in cycles of one length, and this length. Of
+/// several such powers, the one of highest order is taken. `None` if there is no such power.
 fn even_power(topology: &Topology, automorphism: &Permutation) -> Option<(usize, Permutation)> {
     let (mut lengths, mut of_ranks) = (BTreeSet::new(), BTreeSet::new());
     for cycle in automorphism.cycles() {
@@ -279,7 +282,7 @@ fn even_power(topology: &Topology, automorphism: &Permutation) -> Option<(usize,
     (order > 1).then(|| (order, power(automorphism, &uneven)))
 }
 
-/// A permutation to the power of a product of prime powers.
+/// A permutation to the power of `exponent`, a product of prime powers.
 fn power(permutation: &Permutation, exponent: &[(usize, u32)]) -> Permutation {
     let mut images = vec![0; permutation.images().len()];
     for cycle in permutation.cycles() {
@@ -294,7 +297,7 @@ fn power(permutation: &Permutation, exponent: &[(usize, u32)]) -> Permutation {
     Permutation::new(images)
 }
 
-/// How often a prime divides a number.
+/// The exponent of a prime in a number.
 fn valuation(number: usize, prime: usize) -> u32 {
     let (mut number, mut times) = (number, 0);
     while number.is_multiple_of(prime) {
@@ -327,7 +330,7 @@ struct ProductReplacement {
 }
 
 impl ProductReplacement {
-    /// Fewest slots, so that they mix.
+    /// Fewest slots. With fewer slots the products would not be random enough.
     const SLOTS_MIN: usize = 10;
 
     fn new(of: &[Permutation], random: &mut Random) -> Self {

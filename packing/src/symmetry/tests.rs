@@ -40,7 +40,8 @@ fn hypercube(dimensions: u32) -> Topology {
     undirected(ranks, &pairs.filter(|(one, other)| one < other).collect::<Vec<_>>())
 }
 
-/// The hybrid cube mesh with single links, and with the double ones of its second generation.
+/// The hybrid cube mesh of the first generation with single links, or that of the second generation
+/// with some double links.
 fn cube_mesh(doubled: bool) -> Topology {
     let quad = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)];
     let mut links: Vec<(u32, u32)> = quad.iter().flat_map(|&(a, b)| [(a, b), (a + 4, b + 4)]).collect();
@@ -50,7 +51,7 @@ fn cube_mesh(doubled: bool) -> Topology {
     weighted(8, &links.iter().map(|link| (link.0, link.1, bandwidth(link))).collect::<Vec<_>>())
 }
 
-/// Boxes of ranks around a switch; ranks of the same number in all boxes joined by a rail.
+/// Boxes of ranks around a switch. The ranks of one number in all boxes are joined by a rail.
 fn rails(boxes: u32, ranks: u32) -> Topology {
     let mut builder = Topology::builder();
     let rails: Vec<NodeId> = (0..ranks).map(|rail| builder.switch(format!("rail{rail}"))).collect();
@@ -88,18 +89,17 @@ fn shuffled(topology: &Topology, seed: u64) -> (Topology, Vec<u32>) {
     (builder.build().unwrap(), places)
 }
 
-/// The number of automorphisms: the product of the numbers of nodes to which the group carries each
-/// node in turn.
+/// The number of automorphisms: the product of the orbit sizes of the nodes of the first path.
 fn order(found: &Automorphisms) -> u128 {
     found.basic_orbits.iter().map(|&factor| u128::from(factor)).product()
 }
 
-/// The result of the search that [`Symmetry::fixing`] makes.
+/// The result of the search in [`Symmetry::fixing`].
 fn searched(topology: &Topology, fixed: &[NodeId]) -> Automorphisms {
     automorphisms(&graph(topology, fixed, Vec::new()), LIMITS)
 }
 
-/// For every node in the orbit of `of`, an automorphism that carries `of` to it; `None` for other
+/// For every node in the orbit of `of`, an automorphism that maps `of` to it; `None` for other
 /// nodes.
 fn transversal(symmetry: &Symmetry, of: NodeId) -> Vec<Option<Permutation>> {
     let nodes = symmetry.node_orbits.len();
@@ -120,7 +120,7 @@ fn transversal(symmetry: &Symmetry, of: NodeId) -> Vec<Option<Permutation>> {
     carried
 }
 
-/// All automorphisms, by trying all permutations.
+/// All automorphisms, by trying every permutation.
 fn all_automorphisms(topology: &Topology) -> Vec<Permutation> {
     fn extend(topology: &Topology, images: &mut Vec<u32>, found: &mut Vec<Permutation>) {
         let next = images.len() as u32;
@@ -249,8 +249,8 @@ fn one_changed_link_leaves_only_what_keeps_it() {
     let changed = builder.build().unwrap();
     let (symmetry, found) = (Symmetry::of(&changed), searched(&changed, &[]));
     assert!(found.complete);
-    // One rank is fixed. So are its box and its rail; the other ranks are those of its box, those
-    // of its rail, and those of neither.
+    // One rank is fixed, and so are its box and its rail. The other ranks form three orbits: those
+    // of the box, those of the rail, and all others.
     assert_eq!(symmetry.node_orbit_count(), 4 + 2 + 2);
     assert_eq!(order(&found), (1..=15).product::<u128>() * (1..=7).product::<u128>());
 }
@@ -292,8 +292,8 @@ fn a_search_without_room_finds_fewer_automorphisms_and_no_wrong_one() {
     assert!(depth.generators.iter().all(|one| graph.is_carried_into_itself_by(one.images())));
 }
 
-/// Checks the promise of [`Semiregular`] by counting: the images of any use of a link are spread
-/// evenly over its orbit.
+/// Checks what [`Semiregular`] promises by counting: the images of any use of a link are spread
+/// evenly over the orbit of the link.
 fn assert_semiregular(topology: &Topology, group: &Semiregular) {
     let graph = graph(topology, &[], Vec::new());
     for (index, element) in group.elements().iter().enumerate() {

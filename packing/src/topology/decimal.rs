@@ -1,9 +1,9 @@
-//! Decimal numbers of people as exact integers: GB/s as bytes a second, microseconds as
+//! Decimal numbers that people write, as exact integers: GB/s as bytes a second, microseconds as
 //! nanoseconds.
 //!
-//! A binary fraction cannot hold most decimal ones, and above 2⁵³ not even all integers; what is
-//! written is therefore read digit by digit. **Invariant:** what [`written`] writes, [`scaled`]
-//! reads as the same number.
+//! Floating point cannot hold most decimal fractions, and above 2⁵³ it cannot hold all integers. So
+//! numbers are read digit by digit. **Invariant:** [`scaled`] reads a text of [`written`] as the
+//! same number.
 
 /// Decimals of a bandwidth: 1 GB/s is 10⁹ bytes a second.
 const GB_PER_S_DECIMALS: u32 = 9;
@@ -12,14 +12,13 @@ const GB_PER_S_DECIMALS: u32 = 9;
 #[cfg(feature = "files")]
 pub(super) const US_DECIMALS: u32 = 3;
 
-/// Most powers of ten that an exponent may say; with the digits of a 64-bit number no more have a
-/// meaning.
+/// Largest power of ten in an exponent. The digits of a 64-bit number need no more.
 const EXPONENT_MAX: i64 = 64;
 
 /// Most characters of a number.
 const CHARACTERS_MAX: usize = 64;
 
-/// Why a number was not taken.
+/// Why a number is refused.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NumberFault {
@@ -29,7 +28,7 @@ pub enum NumberFault {
     /// Less than zero.
     #[error("is negative")]
     Negative,
-    /// Nothing, or so little that nothing is left when it is rounded.
+    /// Zero, or a number that is rounded to zero.
     #[error("is zero")]
     Zero,
     /// More than fits in 63 bits.
@@ -37,11 +36,11 @@ pub enum NumberFault {
     TooLarge,
 }
 
-/// Bytes a second of a decimal number of GB/s (10⁹ bytes a second), rounded to one.
+/// Reads a decimal number of GB/s (10⁹ bytes a second) as bytes a second, rounded to an integer.
 ///
 /// # Errors
 ///
-/// What is wrong with the number.
+/// The fault of the number.
 pub fn bytes_per_s(gb_per_s: &str) -> Result<u64, NumberFault> {
     scaled_positive(gb_per_s, GB_PER_S_DECIMALS)
 }
@@ -87,7 +86,7 @@ pub(super) fn scaled(text: &str, decimals: u32) -> Result<u64, NumberFault> {
     if negative && digits.iter().any(|&digit| digit != 0) { Err(NumberFault::Negative) } else { Ok(value) }
 }
 
-/// The same for a number that must be positive.
+/// As [`scaled`], for a number that must be positive.
 fn scaled_positive(text: &str, decimals: u32) -> Result<u64, NumberFault> {
     match scaled(text, decimals)? {
         0 => Err(NumberFault::Zero),
@@ -95,7 +94,8 @@ fn scaled_positive(text: &str, decimals: u32) -> Result<u64, NumberFault> {
     }
 }
 
-/// The number whose digits before the point are the first `point` of these, followed by zeros.
+/// The number that these digits write: `point` digits stand before the decimal point. Zeros follow
+/// the last digit. The result is rounded.
 fn rounded(digits: &[u8], point: i64) -> Result<u64, NumberFault> {
     let digit =
         |index: i64| usize::try_from(index).ok().and_then(|index| digits.get(index)).copied().unwrap_or(0);

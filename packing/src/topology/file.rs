@@ -14,8 +14,9 @@
 //! latency_us = 1.0       # this is the default
 //! ```
 //!
-//! A link with `duplex = false` goes in one direction only. Parallel links add up. Before the nodes
-//! may stand `pcie_ring = 12.5`, what a ring through the host's PCIe carries in GB/s.
+//! A link with `duplex = false` goes in one direction only. The bandwidths of parallel links add
+//! up. `pcie_ring = 12.5` may stand before the nodes. It is the bandwidth of a ring through the
+//! host's PCIe, in GB/s.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -34,8 +35,8 @@ use crate::topology::{
 #[cfg(test)]
 mod tests;
 
-/// Most lines that are written for the parallel links of a pair; more of them are written as one
-/// that carries as much.
+/// Largest number of lines for the parallel links of a pair. If there are more links, one line with
+/// their total bandwidth is written.
 const PARALLEL_LINKS_WRITTEN_MAX: u32 = 64;
 
 /// The whole file.
@@ -78,7 +79,7 @@ fn is_duplex() -> bool {
     true
 }
 
-/// A number is there; which one, its text says exactly.
+/// Stands for a number. Its exact value is read from the text.
 struct Number;
 
 impl<'de> Deserialize<'de> for Number {
@@ -135,7 +136,7 @@ pub fn parse(text: &str) -> Result<Topology, TextError> {
 struct Reader<'text> {
     text: Texts<'text>,
     nodes: HashMap<&'text str, NodeId>,
-    /// Where the name of each node is.
+    /// By node: the place of its name in the text.
     starts: Vec<usize>,
     sum: u64,
     links: usize,
@@ -206,7 +207,7 @@ impl<'text> Reader<'text> {
         })
     }
 
-    /// Keeps within the limits of a topology, while it is still known which link goes beyond them.
+    /// Checks the limits of a topology here, where the link that exceeds them is known.
     fn count(&mut self, link: &LinkTable, bytes_per_s: u64) -> Result<(), TextError> {
         let directions = if link.duplex { 2 } else { 1 };
         self.links += directions;
@@ -229,7 +230,7 @@ impl<'text> Reader<'text> {
         self.text.error(at, TextFault::Topology(error))
     }
 
-    /// What is wrong with the whole is told where its second part begins.
+    /// An error of the whole topology, with its place: the second part, or the bad name.
     fn placed(&self, error: TopologyError) -> TextError {
         let name = match &error {
             TopologyError::Disconnected { parts } => parts.get(1).and_then(|part| part.first()),
@@ -243,8 +244,8 @@ impl<'text> Reader<'text> {
 }
 
 impl Topology {
-    /// This topology as the text of a TOML file, which reads as the same topology. (Only where a
-    /// link stands for more than 64 parallel ones is their number lost.)
+    /// This topology as the text of a TOML file. Reading the text gives the same topology, except
+    /// that the number of parallel links is lost where it is above 64.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
@@ -303,7 +304,7 @@ fn is_same_both_ways(link: &Link, back: &Link) -> bool {
     carries(link) == carries(back)
 }
 
-/// As a basic string.
+/// The name as a basic string of TOML.
 fn quoted(name: &str) -> String {
     let mut text = String::with_capacity(name.len() + 2);
     text.push('"');

@@ -5,7 +5,7 @@
 //! within the directories of the bridges above it: a root port, and for every PCIe switch its
 //! upstream port and a downstream port. Here the upstream port stands for its switch, and a root
 //! port is part of the CPU. A link has the bandwidth of the slower of its two ends. (The present
-//! speed of a link is no measure: an idle GPU slows its link down.) CPUs are NUMA nodes.
+//! speed of a link is not used: an idle GPU slows its link down.) CPUs are NUMA nodes.
 //!
 //! NICs do not join GPUs of one machine. They are [listed](Machine::nics), but they are no links.
 
@@ -26,8 +26,8 @@ mod tests;
 /// Most devices that are read.
 const DEVICES_MAX: usize = 1 << 16;
 
-/// The makers of GPUs, with the PCI classes of their GPUs. Display controllers of other makers
-/// belong to management controllers. Intel's of class 0x0300 are built into CPUs.
+/// The vendors of GPUs, with the PCI classes of their GPUs. Display controllers of other vendors
+/// belong to management controllers. Intel's devices of class 0x0300 are parts of CPUs.
 const MAKERS: [(&str, &str, &[&str]); 4] = [
     ("NVIDIA", "0x10de", &["0x0300", "0x0302"]),
     ("AMD", "0x1002", &["0x0300", "0x0302", "0x0380", "0x1200"]),
@@ -76,7 +76,7 @@ pub enum MachineError {
         /// The message of its library.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// GPUs that make no topology.
+    /// The GPUs do not form a topology.
     #[error(transparent)]
     Topology(#[from] TopologyError),
 }
@@ -164,7 +164,7 @@ pub fn read(root: &Path) -> Result<Topology, MachineError> {
 #[cfg(feature = "nvml")]
 fn nvlinks(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, MachineError> {
     // The library reports the machine on which this process runs, so another root has no NVLinks.
-    // It is loaded only if its driver is there.
+    // The library is loaded only if the driver is there.
     if root != Path::new("/") || !root.join("proc/driver/nvidia/version").exists() {
         return Ok(Vec::new());
     }
@@ -242,7 +242,7 @@ impl Machine {
         for link in nvlinks {
             let from = ranks[link.gpu];
             match link.to {
-                // The other end lists the way back.
+                // The other GPU lists the opposite direction itself.
                 NvLinkEnd::Gpu(to) => builder.link(from, ranks[to], link.bytes_per_s, LATENCY_NS),
                 NvLinkEnd::Cpu => {
                     builder.duplex(from, cpus[&self.gpus[link.gpu].numa], link.bytes_per_s, LATENCY_NS);
@@ -257,7 +257,7 @@ impl Machine {
     }
 }
 
-/// The device that a path of the kernel leads to.
+/// The device with this path in the kernel's file system.
 fn device(path: &Path) -> Result<PciDevice, MachineError> {
     let unreadable = |error| MachineError::Read { path: path.to_owned(), error };
     let real = path.canonicalize().map_err(unreadable)?;
@@ -268,8 +268,8 @@ fn device(path: &Path) -> Result<PciDevice, MachineError> {
     let last = chain.len().saturating_sub(1);
     let mut hops = Vec::new();
     for (index, port) in chain.iter().enumerate() {
-        // A root port, an upstream port, a downstream port, an upstream port, …: every second one
-        // is the lower end of a link.
+        // The ports are a root port, an upstream port, a downstream port, an upstream port and so
+        // on. Every second port is the lower end of a link.
         if index % 2 == 1 || index == last {
             let upper = index.checked_sub(1).map(|upper| chain[upper]);
             let own = bytes_per_s(port)?;
@@ -321,7 +321,7 @@ fn nics(root: &Path) -> Result<Vec<Nic>, MachineError> {
     Ok(nics)
 }
 
-/// The bandwidth between two NUMA nodes, by the processors that the kernel names.
+/// The bandwidth between two NUMA nodes, by the names of the processors.
 fn between_cpus(root: &Path) -> u64 {
     let said = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let value = |key: &str| {

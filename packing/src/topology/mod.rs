@@ -66,15 +66,15 @@ pub struct Node {
 /// All links from one node to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// Where bytes enter.
+    /// The node where bytes enter.
     pub from: NodeId,
-    /// Where they come out.
+    /// The node where bytes leave.
     pub to: NodeId,
-    /// Their bandwidth together, in bytes a second; at least 1.
+    /// The bandwidth of all these links together, in bytes a second; at least 1.
     pub bytes_per_s: u64,
-    /// The latency of a byte, in nanoseconds; of parallel links the longest time.
+    /// The latency of a byte, in nanoseconds; the longest one of all parallel links.
     pub latency_ns: u64,
-    /// How many parallel links were added up to this one.
+    /// The number of parallel links that are added up here.
     pub count: u32,
 }
 
@@ -94,9 +94,9 @@ pub const BANDWIDTH_SUM_MAX: u64 = 1 << 63;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     nodes: Vec<Node>,
-    /// By origin and target.
+    /// The links, sorted by origin and target.
     links: Vec<Link>,
-    /// Where the links of each node begin, and of a last one that is not there.
+    /// The place where the links of each node begin. The last element is the number of links.
     first: Vec<usize>,
     /// The node of every rank.
     ranks: Vec<NodeId>,
@@ -110,13 +110,13 @@ pub struct Topology {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// Nothing to carry out a collective.
+    /// There is no rank to carry out a collective.
     #[error("a topology has at least one rank; this one has none")]
     NoRanks,
     /// Some ranks cannot reach others.
     #[error("disconnected: {}; join them by links, or take the ranks of one part", listed(.parts))]
     Disconnected {
-        /// Names of the ranks that reach each other, part by part.
+        /// The names of the ranks that reach each other, part by part.
         parts: Vec<Vec<String>>,
     },
     /// A name that two nodes have.
@@ -137,7 +137,7 @@ pub enum TopologyError {
         /// The name.
         name: String,
     },
-    /// A link that carries nothing.
+    /// A link has no bandwidth.
     #[error("the link from '{from}' to '{to}' carries nothing; give it a positive bandwidth")]
     NoBandwidth {
         /// The node where the link begins.
@@ -151,18 +151,18 @@ pub enum TopologyError {
         /// The name.
         name: String,
     },
-    /// More than [`BANDWIDTH_SUM_MAX`] in all.
+    /// The bandwidths sum to more than [`BANDWIDTH_SUM_MAX`].
     #[error("the links carry more than {BANDWIDTH_SUM_MAX} bytes a second together; are their units right?")]
     TooMuchBandwidth,
-    /// More than can be worked with.
+    /// There are more nodes or links than the limit.
     #[error("more than {limit} {what}")]
     TooMany {
         /// The kind of thing.
         what: &'static str,
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
-    /// A rank was asked for that is not there.
+    /// A requested rank is not there.
     #[error("there is no rank {rank}: there are {ranks}, numbered from 0")]
     NoSuchRank {
         /// The rank.
@@ -170,7 +170,7 @@ pub enum TopologyError {
         /// The number of ranks.
         ranks: u32,
     },
-    /// A rank was asked for twice.
+    /// A rank was requested twice.
     #[error("rank {rank} is listed twice")]
     RankTwice {
         /// The rank.
@@ -178,7 +178,7 @@ pub enum TopologyError {
     },
 }
 
-/// Most names that an error lists of a part.
+/// Most names of a part that an error lists.
 const NAMES_SHOWN_MAX: usize = 8;
 
 fn listed(parts: &[Vec<String>]) -> String {
@@ -194,7 +194,7 @@ fn listed(parts: &[Vec<String>]) -> String {
 }
 
 impl Topology {
-    /// One without nodes, to be filled.
+    /// A topology under construction, without nodes.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
@@ -206,13 +206,13 @@ impl Topology {
         &self.nodes
     }
 
-    /// All links, ordered by where they begin and end.
+    /// All links, sorted by origin and then by target.
     #[must_use]
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// The links that begin at a node, ordered by where they end.
+    /// The links that begin at a node, sorted by target.
     #[must_use]
     pub fn leaving(&self, node: NodeId) -> &[Link] {
         &self.links[self.first[node.0 as usize]..self.first[node.0 as usize + 1]]
@@ -224,7 +224,7 @@ impl Topology {
         self.link_place(from, to).map(|place| &self.links[place])
     }
 
-    /// The place in [`links`](Self::links) of what joins two nodes in this direction.
+    /// The place in [`links`](Self::links) of the link from one node to another.
     #[must_use]
     pub fn link_place(&self, from: NodeId, to: NodeId) -> Option<usize> {
         let place = self.leaving(from).binary_search_by_key(&to, |link| link.to).ok()?;
@@ -247,14 +247,14 @@ impl Topology {
         self.ranks[rank as usize]
     }
 
-    /// The rank of a node; none for a switch.
+    /// The rank of a node; `None` for a switch.
     #[must_use]
     pub fn rank(&self, node: NodeId) -> Option<Rank> {
         self.numbers[node.0 as usize]
     }
 
-    /// What a ring of all ranks through their host's PCIe carries, in bytes a second, where that is
-    /// known. It is no link: a comparison falls back on it where links make no ring, as libraries
+    /// The bandwidth of a ring of all ranks through their host's PCIe, in bytes a second, if it is
+    /// known. The ring is not a link. A comparison uses it where links form no ring, as libraries
     /// do.
     #[must_use]
     pub fn pcie_ring_bytes_per_s(&self) -> Option<u64> {
@@ -267,7 +267,7 @@ impl Topology {
         &self.nodes[node.0 as usize].name
     }
 
-    /// Whether every link carries as much in the other direction.
+    /// Whether every link has the same capacity as its reverse.
     #[must_use]
     pub fn is_symmetric(&self) -> bool {
         self.links.iter().all(|link| {
@@ -281,13 +281,13 @@ impl Topology {
         self.nodes.len() > self.ranks.len()
     }
 
-    /// What an allocation has of it: these ranks, numbered as listed, all switches, and the links
+    /// The topology of an allocation: these ranks, numbered as listed, all switches, and the links
     /// between them.
     ///
     /// # Errors
     ///
-    /// A rank that is not there or listed twice, or ranks that do not reach each other without the
-    /// others.
+    /// A rank is not there or is listed twice, or the ranks do not reach each other without the
+    /// other ranks.
     pub fn only(&self, ranks: &[Rank]) -> Result<Self, TopologyError> {
         let mut builder = Builder { pcie_ring_bytes_per_s: self.pcie_ring_bytes_per_s, ..Builder::default() };
         let mut kept = vec![None; self.nodes.len()];
@@ -314,7 +314,7 @@ impl Topology {
         builder.build()
     }
 
-    /// The same links in the other direction.
+    /// The topology with all links reversed.
     #[must_use]
     pub fn reversed(&self) -> Self {
         let mut builder = Builder {
@@ -328,8 +328,8 @@ impl Topology {
         builder.build().expect("what holds for links holds for their reverse")
     }
 
-    /// The same with its nodes numbered in this order, which has each of them once; so ranks are
-    /// numbered in it too.
+    /// The topology with its nodes renumbered in this order, which must have each node once. Ranks
+    /// are renumbered in this order too.
     #[must_use]
     pub fn in_order(&self, nodes: &[NodeId]) -> Self {
         let mut numbers = vec![NodeId(0); nodes.len()];
@@ -359,7 +359,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Adds a rank, which is numbered after those before it.
+    /// Adds a rank. Its number is the next one.
     pub fn rank(&mut self, name: impl Into<String>) -> NodeId {
         self.node(name.into(), NodeKind::Rank)
     }
@@ -375,7 +375,7 @@ impl Builder {
         NodeId(self.nodes.len() as u32 - 1)
     }
 
-    /// Adds a link in one direction, beside those that join the two already.
+    /// Adds a link in one direction. Links that join the two nodes already stay.
     pub fn link(&mut self, from: NodeId, to: NodeId, bytes_per_s: u64, latency_ns: u64) {
         self.add(Link { from, to, bytes_per_s, latency_ns, count: 1 });
     }
@@ -386,17 +386,17 @@ impl Builder {
         self.link(other, one, bytes_per_s, latency_ns);
     }
 
-    /// Adds parallel links that are added up already.
+    /// Adds a link that stands for several parallel links.
     pub fn add(&mut self, link: Link) {
         self.links.push(link);
     }
 
-    /// Says what a ring of all ranks through their host's PCIe carries, in bytes a second.
+    /// Sets the bandwidth of a ring of all ranks through their host's PCIe, in bytes a second.
     pub fn pcie_ring(&mut self, bytes_per_s: u64) {
         self.pcie_ring_bytes_per_s = Some(bytes_per_s);
     }
 
-    /// Checks all of it.
+    /// Checks the whole topology.
     pub fn build(self) -> Result<Topology, TopologyError> {
         let Self { nodes, links, pcie_ring_bytes_per_s } = self;
         for (what, count, limit) in [("nodes", nodes.len(), NODES_MAX), ("links", links.len(), LINKS_MAX)] {
@@ -438,7 +438,7 @@ impl Builder {
     }
 }
 
-/// One link for all from one node to another.
+/// Merges all links from one node to another to one link.
 fn merged(nodes: &[Node], links: Vec<Link>) -> Result<Vec<Link>, TopologyError> {
     let name = |node: NodeId| nodes.get(node.0 as usize).map(|node| node.name.clone());
     let mut merged: BTreeMap<(NodeId, NodeId), Link> = BTreeMap::new();
@@ -469,7 +469,7 @@ fn merged(nodes: &[Node], links: Vec<Link>) -> Result<Vec<Link>, TopologyError> 
 }
 
 impl Topology {
-    /// Ranks are connected when the first reaches all and all reach the first.
+    /// Checks that the first rank reaches all ranks and all ranks reach the first rank.
     fn check_connected(&self) -> Result<(), TopologyError> {
         let mut backwards = vec![Vec::new(); self.nodes.len()];
         for link in &self.links {
@@ -513,8 +513,8 @@ impl fmt::Display for NodeId {
 
 #[cfg(feature = "files")]
 impl Builder {
-    /// Leaves out switches that have only one neighbour, again and again: nothing between ranks
-    /// goes through them.
+    /// Removes switches that have at most one neighbour, again and again. No path between ranks
+    /// leads through such a switch.
     fn without_dead_ends(self) -> Self {
         let mut neighbours = vec![std::collections::BTreeSet::new(); self.nodes.len()];
         for link in &self.links {

@@ -7,8 +7,8 @@
 //! switches. A file for `NCCL_TOPO_FILE` may lack the `gpu` elements, which NCCL then adds itself;
 //! the ranks are then the devices of the class of display controllers, linked by PCI alone.
 //!
-//! Bandwidths are nominal, as in the presets: see `rates`. Nodes that join no two ranks are left
-//! out: bridges that lead to nothing and, if all ranks are on one host, NICs. Ranks of several
+//! Bandwidths are nominal, as in the presets: see `rates`. Nodes that join no two ranks are
+//! removed: bridges that lead to nothing and, if all ranks are on one host, NICs. Ranks of several
 //! hosts (`host_hash`) are linked by their NICs over one switch, `network`. As in NCCL, a link to a
 //! GPU that is not in the file is ignored.
 //!
@@ -36,30 +36,30 @@ const ATTRIBUTES_MAX: usize = 1 << 10;
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclFault {
-    /// No XML.
+    /// The text is no XML.
     #[error("no XML: {message}")]
     Xml {
-        /// As the XML reader says it, in one line.
+        /// The message of the XML reader, in one line.
         message: String,
     },
-    /// XML of something else.
+    /// The XML is no NCCL topology.
     #[error("no NCCL topology: its outermost element is <{found}> and not <system>")]
     NoSystem {
         /// The outermost element.
         found: String,
     },
-    /// Nothing that could be a rank.
+    /// There is no element that could be a rank.
     #[error("no GPU: there is neither a <gpu> nor a <pci> of class 0x03")]
     NoGpus,
-    /// An element elsewhere than NCCL writes it.
+    /// An element is in a place where NCCL does not write it.
     #[error("<{element}> stands outside of {parent}")]
     Misplaced {
         /// The element.
         element: &'static str,
-        /// Where it belongs.
+        /// The element that must hold it.
         parent: &'static str,
     },
-    /// An attribute that is needed.
+    /// A necessary attribute is missing.
     #[error("<{element}> has no {attribute}")]
     Missing {
         /// The element.
@@ -67,7 +67,7 @@ pub enum NcclFault {
         /// The attribute.
         attribute: &'static str,
     },
-    /// An attribute with a wrong value.
+    /// An attribute has a wrong value.
     #[error("{attribute} \"{value}\" is not {expected}")]
     Attribute {
         /// The attribute.
@@ -98,8 +98,8 @@ pub fn parse(text: &str) -> Result<Topology, TextError> {
     read(text, document.root_element())
 }
 
-/// Where an element begins that has too many attributes: the reader compares each with those before
-/// it.
+/// The place of an element with too many attributes. Such elements are refused because the reader
+/// compares each attribute with all attributes before it.
 fn crowded(text: &str) -> Option<usize> {
     let mut at = 0;
     for tag in text.split_inclusive('<') {
@@ -113,25 +113,26 @@ fn crowded(text: &str) -> Option<usize> {
 
 // Converts elements to nodes and links.
 
-/// Most NUMA nodes that are joined each to each.
+/// Most NUMA nodes that are joined pairwise.
 const CPUS_MAX: usize = 1 << 9;
 
 /// Most parallel links that one element may stand for.
 const COUNT_MAX: u64 = 1 << 10;
 
-/// Most megabits a second of a NIC, and megabytes a second of a link between GPU and CPU.
+/// Largest bandwidth: of a NIC in megabits a second, and of a link between GPU and CPU in megabytes
+/// a second.
 const MEGA_PER_S_MAX: u64 = 1_000_000_000;
 
-/// Where an element stands.
+/// The place of an element in the topology.
 #[derive(Clone, Copy)]
 struct Place {
-    /// The switch that it is, or on which it hangs.
+    /// The switch of the element, or the switch above it.
     node: NodeId,
     /// The CPU above it.
     cpu: NodeId,
-    /// Which host, in the order of the text.
+    /// The number of the host, in the order of the text.
     host: usize,
-    /// Of a device, how it hangs there.
+    /// If the element is a device, its connection to the switch.
     device: Option<Device>,
 }
 
@@ -161,7 +162,7 @@ enum Kind {
     Bridge,
     Gpu,
     Nic,
-    /// Nothing that data pass through.
+    /// Data do not pass through the element.
     Other,
 }
 
@@ -169,20 +170,20 @@ enum Kind {
 struct Reader<'text> {
     text: Texts<'text>,
     builder: Builder,
-    /// Numbers of host hashes, in the order of the text.
+    /// The number of each host hash, in the order of the text.
     hosts: HashMap<String, usize>,
     /// Whether GPUs have elements of their own.
     has_gpus: bool,
-    /// Elements that others may stand in.
+    /// The places of elements that may hold other elements.
     places: HashMap<roxmltree::NodeId, Place>,
     gpus: HashMap<roxmltree::NodeId, Gpu>,
-    /// The rank on a bus of a host.
+    /// By host and bus: the rank.
     buses: HashMap<(usize, u64), NodeId>,
-    /// How many GPUs of each host were numbered here, as the text does not number them.
+    /// By host: the number of GPUs that were numbered here because the text has no numbers.
     unnumbered: HashMap<usize, usize>,
-    /// How many bridges have this name.
+    /// By name: the number of bridges.
     bridges: HashMap<String, usize>,
-    /// Where what has this name stands in the text.
+    /// By name: the place of its element in the text.
     names: HashMap<String, usize>,
     cpus: Vec<Cpu>,
     nvswitch: Option<NodeId>,
@@ -220,7 +221,8 @@ impl Reader<'_> {
             let found = root.tag_name().name().to_owned();
             return Err(self.error(root, NcclFault::NoSystem { found }));
         }
-        // In the order of the text, so that what is outside was read before what is in it.
+        // Elements are read in the order of the text, so each element is read after the elements
+        // around it.
         for node in root.descendants() {
             match node.tag_name().name() {
                 "cpu" => self.cpu(node)?,
@@ -233,7 +235,7 @@ impl Reader<'_> {
         if self.buses.is_empty() {
             return Err(self.error(root, NcclFault::NoGpus));
         }
-        // Their targets may come later in the text.
+        // The targets of links may come later in the text, so links are read last.
         for node in root.descendants() {
             match node.tag_name().name() {
                 "nvlink" => self.nvlink(node)?,
@@ -317,7 +319,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A switch for a bridge or NIC. Files that people put together of several machines list the
+    /// A switch for a bridge or NIC. A file that was put together from several machines lists the
     /// same bus more than once.
     fn bridge(&mut self, node: Node<'_, '_>, host: usize, busid: &str) -> Result<NodeId, TextError> {
         let name = self.on_host(host, &format!("pci {busid}"));
@@ -348,7 +350,7 @@ impl Reader<'_> {
         let Some(parent) = parent else { return Err(self.error(node, misplaced)) };
         let number = self.attribute(node, "gpu", "dev")?;
         let Some(&place) = self.places.get(&parent.id()) else { return Ok(()) };
-        // NCCL's mark of a GPU that the job does not have.
+        // NCCL's mark of a GPU that is not part of the job.
         if node.attribute("rank") == Some("-1") {
             return Ok(());
         }
@@ -366,7 +368,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Only between hosts do NICs join what is not joined more shortly.
+    /// Adds the network link of a NIC. NICs matter only where ranks are on several hosts.
     fn net(&mut self, node: Node<'_, '_>) -> Result<(), TextError> {
         let nic = node.parent().filter(|parent| parent.has_tag_name("nic"));
         let Some(parent) = nic.and_then(|nic| nic.parent()) else {
@@ -388,7 +390,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The GPU that holds a link.
+    /// The GPU that the element of a link belongs to.
     fn holder(&self, node: Node<'_, '_>, element: &'static str) -> Result<Option<Gpu>, TextError> {
         let parent = node.parent().filter(|parent| parent.has_tag_name("gpu"));
         let misplaced = NcclFault::Misplaced { element, parent: "<gpu>" };
@@ -450,7 +452,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The GPU of the same host to which a link leads, where the job has it.
+    /// The GPU of the same host to which a link leads; `None` if the job does not have this GPU.
     fn target(
         &self,
         node: Node<'_, '_>,
@@ -463,7 +465,7 @@ impl Reader<'_> {
         Ok(self.buses.get(&(gpu.place.host, bus)).copied().filter(|&target| target != gpu.node))
     }
 
-    /// Each end lists its own direction.
+    /// Adds one direction of a link. The other end lists the other direction.
     fn link_to(&mut self, gpu: Gpu, target: Option<NodeId>, bytes_per_s: u64) {
         if let Some(target) = target {
             self.builder.link(gpu.node, target, bytes_per_s, LATENCY_NS);
@@ -482,7 +484,7 @@ impl Reader<'_> {
         count.ok_or_else(|| self.wrong(node, "count", "a number of links from 1 to 1024"))
     }
 
-    /// The CPUs of a host are joined each to each, as far as ranks or networks hang on them.
+    /// Joins the CPUs of each host pairwise. Without a network, CPUs without ranks are left out.
     fn join_cpus(&mut self, root: Node<'_, '_>) -> Result<(), TextError> {
         let used: BTreeSet<NodeId> = self.gpus.values().map(|gpu| gpu.place.cpu).collect();
         let has_network = self.network.is_some();
@@ -501,7 +503,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Adds a node whose name nothing has yet.
+    /// Adds a node with a name that must be new.
     fn named(
         &mut self,
         node: Node<'_, '_>,

@@ -1,8 +1,8 @@
-//! Topologies known by name: boxes that people rent, and regular networks.
+//! Topologies known by name: servers that can be rented, and regular networks.
 //!
-//! A name is that of a family, then its numbers: `dgx-a100:2`, `torus:4x4@50`. [`PRESETS`] lists
-//! the families, and each builder's doc says where its numbers come from. All links are duplex, so
-//! every preset is symmetric.
+//! A name is that of a family, followed by its numbers: `dgx-a100:2`, `torus:4x4@50`. [`PRESETS`]
+//! lists the families. The documentation of each builder gives the source of its numbers. All links
+//! are duplex, so every preset is symmetric.
 //!
 //! **Invariant:** sizes are checked against [`PRESET_RANKS_MAX`] and the limits of a topology
 //! before anything is built.
@@ -19,16 +19,16 @@ pub const PRESET_RANKS_MAX: u64 = 4_096;
 /// Bytes a second of 1 GB/s.
 const GB_PER_S: u64 = 1_000_000_000;
 
-/// What a link of a regular network carries in each direction where nothing else is asked for: an
-/// NVLink of the second generation, or a port of 200 Gb/s.
+/// The default bandwidth of a link of a regular network in each direction: that of an NVLink of the
+/// second generation, or of a port of 200 Gb/s.
 const REGULAR_BYTES_PER_S: u64 = 25 * GB_PER_S;
 
 /// A family of presets, for help texts.
 #[derive(Clone, Copy, Debug)]
 pub struct PresetForm {
-    /// How it is asked for, as in `torus:AxB[xC][@GB/s]`.
+    /// The form of the name, as in `torus:AxB[xC][@GB/s]`.
     pub form: &'static str,
-    /// What it is.
+    /// A description of the family.
     pub about: &'static str,
     family: &'static str,
     numbers: Numbers,
@@ -43,14 +43,15 @@ impl PresetForm {
     }
 }
 
-/// How the numbers of a family are written.
+/// The form of the numbers of a family.
 #[derive(Clone, Copy, Debug)]
 enum Numbers {
-    /// There are none, and bandwidths are fixed.
+    /// No numbers; bandwidths are fixed.
     None,
     /// The number of boxes, by default 1; bandwidths are fixed.
     Boxes,
-    /// From the first to the second count of numbers, with this separator; a bandwidth may follow.
+    /// A list whose length is between the first and the second count, with this separator; a
+    /// bandwidth may follow.
     List(usize, usize, char),
 }
 
@@ -157,7 +158,7 @@ pub const PRESETS: &[PresetForm] = &[
     },
 ];
 
-/// Why a preset was not made.
+/// Why there is no preset for a name.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PresetError {
@@ -167,7 +168,7 @@ pub enum PresetError {
         /// The name.
         name: String,
     },
-    /// Not the numbers that the family has.
+    /// The numbers do not have the form of the family.
     #[error("'{name}' is not of the form {form}")]
     Form {
         /// The name.
@@ -175,7 +176,7 @@ pub enum PresetError {
         /// The form.
         form: &'static str,
     },
-    /// A number that is too small or too large, or odd where halves are needed.
+    /// A number is too small or too large, or is odd where it must be even.
     #[error("{form} does not go with {number}; take {allowed}")]
     Number {
         /// The family.
@@ -185,17 +186,17 @@ pub enum PresetError {
         /// The values that are allowed.
         allowed: &'static str,
     },
-    /// More ranks, nodes or links than can be worked with.
+    /// The preset would have more ranks, nodes or links than the limit.
     #[error("'{form}' would have more than {limit} {what}; take a smaller one")]
     TooLarge {
         /// The family.
         form: &'static str,
         /// The kind of thing.
         what: &'static str,
-        /// How many there may be.
+        /// The limit.
         limit: u64,
     },
-    /// A bandwidth that is none.
+    /// The bandwidth is not valid.
     #[error("the bandwidth of '{name}' {fault}; write GB/s after '@', as in ring:8@12.5")]
     Bandwidth {
         /// The name.
@@ -203,7 +204,7 @@ pub enum PresetError {
         /// The reason.
         fault: NumberFault,
     },
-    /// All links together carry too much.
+    /// The bandwidths of all links sum to too much.
     #[error("'{name}': {error}")]
     Topology {
         /// The name.
@@ -283,7 +284,7 @@ impl PresetRequest {
         PresetError::Number { form: self.form, number, allowed }
     }
 
-    /// Refuses what is too large, before it is built. Links are counted in each direction.
+    /// Checks the limits before anything is built. Links are counted in each direction.
     fn check_size(
         &self,
         ranks: Option<u64>,
@@ -304,13 +305,13 @@ impl PresetRequest {
     }
 }
 
-/// The product, where it fits.
+/// The product; `None` if it does not fit.
 fn product(factors: &[u64]) -> Option<u64> {
     factors.iter().try_fold(1_u64, |product, &factor| product.checked_mul(factor))
 }
 
 fn build(builder: Builder) -> Result<Topology, PresetError> {
-    // Whoever asked fills in the name.
+    // The caller fills in the name.
     builder.build().map_err(|error| PresetError::Topology { name: String::new(), error })
 }
 
@@ -321,13 +322,13 @@ fn join(builder: &mut Builder, one: NodeId, other: NodeId, bytes_per_s: u64) {
 
 // Commercial machines. Bandwidths count one direction.
 
-/// What a PCIe ring carries beside an NVLink: half of it, as in the model of Blink (MLSys 2020,
-/// figure 13).
+/// The divisor of the bandwidth of an NVLink that gives that of a PCIe ring, as in the model of
+/// Blink (MLSys 2020, figure 13).
 const PCIE_RING_SHARE: u64 = 2;
 
 /// Pairs of GPUs of a hybrid cube mesh that are joined by one link each in both generations of
-/// DGX-1: two quads in which each is joined to each, and every GPU to its counterpart in the other
-/// quad.
+/// DGX-1. There are two quads. In a quad all GPUs are joined pairwise, and each GPU is joined to
+/// its counterpart in the other quad.
 const CUBE_MESH: [(usize, usize); 16] = [
     (0, 1),
     (0, 2),
@@ -350,9 +351,9 @@ const CUBE_MESH: [(usize, usize); 16] = [
 /// Pairs that DGX-1V joins by a second link: the cycle 0-3-2-1-5-6-7-4.
 const SECOND_LINKS: [(usize, usize); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
 
-/// Which GPU of DGX-1V is GPU 0, 1, … of NDv2. That turns the doubles of DGX-1V into those of NDv2
-/// as published with TACCL (NSDI 2023) and TE-CCL (SIGCOMM 2024): 0-1, 0-4, 1-3, 2-3, 2-6, 4-5,
-/// 5-7, 6-7.
+/// The GPU of DGX-1V that is GPU 0, 1, … of NDv2. This order turns the double links of DGX-1V into
+/// those of NDv2 as published with TACCL (NSDI 2023) and TE-CCL (SIGCOMM 2024): 0-1, 0-4, 1-3, 2-3,
+/// 2-6, 4-5, 5-7, 6-7.
 const NDV2_ORDER: [usize; 8] = [0, 3, 1, 2, 4, 7, 5, 6];
 
 /// DGX-1 with P100: links as described in NVIDIA's DGX-1 white paper and in Blink (MLSys 2020,
@@ -402,17 +403,18 @@ fn dgx_2(_: &PresetRequest) -> Result<Topology, PresetError> {
     build(builder)
 }
 
-/// DGX A100: 8 GPUs with 12 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 200 Gb/s a GPU; NICs
-/// of even GPUs share one InfiniBand plane, those of odd ones another. Constants and planes as in
-/// the public topologies of ForestColl (NSDI 2026). A NIC only forwards for its GPU at what it
-/// carries itself, so it is part of the link. One box has no planes.
+/// DGX A100: 8 GPUs with 12 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 200 Gb/s for each
+/// GPU. The NICs of even GPUs share one InfiniBand plane, and the NICs of odd GPUs share another
+/// plane. Constants and planes are those of the public topologies of ForestColl (NSDI 2026). A NIC
+/// forwards only for its GPU, at its own bandwidth, so it is part of the link. One box has no
+/// planes.
 fn dgx_a100(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     nvswitch_boxes(parse_request, 300 * GB_PER_S, 25 * GB_PER_S, 2, "plane")
 }
 
-/// DGX H100: 8 GPUs with 18 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 400 Gb/s a GPU; GPU i
-/// of every box is on rail i, as in NVIDIA's DGX SuperPOD reference design. Rails are joined by
-/// NVSwitch only. One box has no rails.
+/// DGX H100: 8 GPUs with 18 NVLinks of 25 GB/s each to NVSwitch, and a NIC of 400 Gb/s for each
+/// GPU. GPU i of every box is on rail i, as in NVIDIA's DGX SuperPOD reference design. Only
+/// NVSwitch joins rails. One box has no rails.
 fn dgx_h100(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     nvswitch_boxes(parse_request, 450 * GB_PER_S, 50 * GB_PER_S, 8, "rail")
 }
@@ -447,10 +449,10 @@ fn nvswitch_boxes(
     build(builder)
 }
 
-/// Joined dies of an MI250 box and by how many units: (one, other, units).
+/// Pairs of dies of an MI250 box with the number of units that join them: (one, other, units).
 ///
-/// The numbers are those of the 16×16 matrix in the public repository of ForestColl (NSDI 2026);
-/// the two dies of a package have four units, and each die has seven in all.
+/// The numbers are those of the 16×16 matrix in the public repository of ForestColl (NSDI 2026).
+/// Four units join the two dies of a package, and each die has seven units in all.
 const MI250_LINKS: [(usize, usize, u64); 28] = [
     (0, 1, 4),
     (0, 4, 2),
@@ -482,9 +484,9 @@ const MI250_LINKS: [(usize, usize, u64); 28] = [
     (14, 15, 4),
 ];
 
-/// Boxes of 8 AMD MI250 packages, 16 dies, each of which is a rank: a unit of xGMI carries 50 GB/s,
-/// and across boxes each die has 16 GB/s of InfiniBand to one switch. All of it as in the public
-/// topologies of ForestColl (NSDI 2026). One box has no such switch.
+/// Boxes of 8 AMD MI250 packages with 16 dies, each of which is a rank. A unit of xGMI carries 50
+/// GB/s. Across boxes each die has 16 GB/s of InfiniBand to one switch. All numbers are those of
+/// the public topologies of ForestColl (NSDI 2026). One box has no such switch.
 fn mi250(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     let boxes = parse_request.boxes()?;
     parse_request.check_size(product(&[boxes, 16]), Some(1), product(&[boxes, 96]))?;
@@ -509,18 +511,18 @@ fn gpus_of_boxes(builder: &mut Builder, boxes: u64, gpus: u64) -> Vec<Vec<NodeId
     (0..boxes as usize).map(|number| (0..gpus).map(|gpu| rank(builder, number, gpu)).collect()).collect()
 }
 
-/// What something is called in a box; a single box needs no name.
+/// The name of a node in a box; a single box needs no prefix.
 fn in_box(boxes: u64, number: usize, name: String) -> String {
     if boxes == 1 { name } else { format!("box{number}.{name}") }
 }
 
-// Regular networks. Every link carries the same in each direction, by default 25 GB/s.
+// Regular networks. All links have the same bandwidth in each direction, by default 25 GB/s.
 
 fn ranks_named(builder: &mut Builder, count: u64) -> Vec<NodeId> {
     (0..count).map(|rank| builder.rank(format!("rank{rank}"))).collect()
 }
 
-/// How many ranks, of a family with one number.
+/// The number of ranks of a family with one number.
 fn ranks_of(parse_request: &PresetRequest) -> Result<u64, PresetError> {
     match parse_request.numbers[0] {
         few @ 0..=1 => Err(parse_request.refused(few, "2 or more ranks")),
@@ -528,7 +530,7 @@ fn ranks_of(parse_request: &PresetRequest) -> Result<u64, PresetError> {
     }
 }
 
-/// Two ranks have one link and not two.
+/// A ring. Two ranks have one link and not two.
 fn ring(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     let ranks = ranks_of(parse_request)?;
     parse_request.check_size(Some(ranks), Some(0), product(&[ranks, 2]))?;
@@ -564,8 +566,8 @@ fn join_all(builder: &mut Builder, nodes: &[NodeId], bytes_per_s: u64) {
     }
 }
 
-/// Ranks are numbered with the last coordinate fastest. A ring of two is one link, and a ring of
-/// one none.
+/// A torus. The last coordinate of the ranks changes fastest. A ring of two ranks is one link, and
+/// a ring of one rank has no link.
 fn torus(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     let ranks = product(&parse_request.numbers);
     if ranks.is_some_and(|ranks| ranks < 2) {
@@ -588,7 +590,7 @@ fn torus(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     build(builder)
 }
 
-/// As in `x1y0z3`.
+/// The coordinates of a rank, as in `x1y0z3`.
 fn coordinates(rank: usize, sides: &[usize]) -> String {
     let mut left = sides.iter().product::<usize>();
     let axes = sides.iter().zip(['x', 'y', 'z']);
@@ -599,9 +601,10 @@ fn coordinates(rank: usize, sides: &[usize]) -> String {
     .collect()
 }
 
-/// The k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008, section 3): k pods of k/2
-/// edge and k/2 aggregation switches, k/2 ranks an edge switch, and k²/4 core switches, of which
-/// aggregation switch i of a pod has the i-th k/2. Every level can carry what the ranks can.
+/// The k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008, section 3). It has k pods of
+/// k/2 edge switches and k/2 aggregation switches, k/2 ranks for each edge switch, and k²/4 core
+/// switches. Aggregation switch i of each pod is joined to the i-th group of k/2 core switches.
+/// Every level can carry as much as the ranks.
 fn fat_tree(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     let ports = parse_request.numbers[0];
     if ports < 2 || ports % 2 == 1 {
@@ -634,9 +637,9 @@ fn fat_tree(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     build(builder)
 }
 
-/// The dragonfly of Kim, Dally, Scott and Abts (ISCA 2008): routers of a group are joined each to
-/// each, and so are groups, by one link for each two. A group's links to the others, in the order
-/// of the groups after it, go to its routers by turns.
+/// The dragonfly of Kim, Dally, Scott and Abts (ISCA 2008). The routers of a group are joined
+/// pairwise by one link each, and so are the groups. The links of a group to the other groups, in
+/// the order of the groups after it, go to its routers in turn.
 fn dragonfly(parse_request: &PresetRequest) -> Result<Topology, PresetError> {
     let [groups, routers, ranks_each] = parse_request.numbers[..] else {
         unreachable!("the form has three numbers")

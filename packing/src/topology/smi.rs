@@ -1,14 +1,14 @@
 //! A topology as the matrix that `nvidia-smi topo -m` prints.
 //!
-//! The matrix says by how many NVLinks two GPUs are joined (`NV2`), and nothing of their
-//! generation: what one link carries is a parameter. Joins by PCIe (`PIX`, `PXB`, `PHB`, `NODE`,
-//! `SYS`) have no bandwidth there and are no links. Ranks are the GPUs in the order of the rows;
-//! NICs are not read.
+//! The matrix says how many NVLinks join two GPUs (`NV2`), and does not say their generation. So
+//! the bandwidth of one link is a parameter. Connections by PCIe (`PIX`, `PXB`, `PHB`, `NODE`,
+//! `SYS`) have no bandwidth in the matrix and are no links. Ranks are the GPUs in the order of the
+//! rows; NICs are not read.
 //!
-//! **NVSwitch.** Where GPUs are joined by NVSwitch, each two of them show all links that a GPU has.
-//! Such a matrix is told from one of direct links by what a GPU cannot have, more than
-//! [`NVLINKS_MAX`] links in all: if all pairs of GPUs have that many links, a switch joins the
-//! GPUs. (Up to four V100 of a DGX-2 look like directly joined GPUs; write TOML for those.)
+//! **NVSwitch.** Where NVSwitch joins GPUs, each pair of them shows all links of a GPU. Such a
+//! matrix differs from that of direct links: a GPU seems to have more than [`NVLINKS_MAX`] links in
+//! all, which is impossible. If all pairs of the GPUs have that many links, a switch joins them.
+//! (Up to four V100 of a DGX-2 look like directly joined GPUs; write TOML for these.)
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use crate::topology::{LATENCY_NS, NodeId, Topology, TopologyError};
 #[cfg(test)]
 mod tests;
 
-/// What one NVLink carries in each direction where nothing else is said, in bytes a second: the
-/// second, third and fourth generation (V100, A100, H100).
+/// The default bandwidth of one NVLink in each direction, in bytes a second: that of the second,
+/// third and fourth generation (V100, A100, H100).
 pub const NVLINK_BYTES_PER_S: u64 = 25_000_000_000;
 
 /// Most NVLinks of a GPU (H100, B200).
@@ -28,49 +28,49 @@ pub const NVLINKS_MAX: u64 = 18;
 /// Most GPUs of a matrix.
 const GPUS_MAX: usize = 1 << 10;
 
-/// How two devices can be joined without NVLink.
+/// The connections of two devices without NVLink.
 const WITHOUT_NVLINK: [&str; 8] = ["PIX", "PXB", "PHB", "NODE", "SYS", "SOC", "PSB", "DIS"];
 
-/// Why a text is no matrix.
+/// Why a text is not a matrix.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SmiFault {
-    /// No line that names the columns.
+    /// No line names the columns.
     #[error("there is no line with the columns GPU0, GPU1, …")]
     NoHeader,
-    /// A GPU that has a column but no row, or none after the one before it.
+    /// A GPU has a column but no row, or its row does not follow the row of the GPU before it.
     #[error("there is no row of {gpu}, which has a column")]
     NoRow {
         /// The GPU.
         gpu: String,
     },
-    /// A row that ends before its columns do.
+    /// A row ends before the last column.
     #[error("the row of {gpu} ends before the column of {column}")]
     ShortRow {
         /// The GPU.
         gpu: String,
-        /// What is missing.
+        /// The column that is missing.
         column: String,
     },
-    /// A cell that says nothing known.
+    /// A cell has an unknown value.
     #[error("'{cell}' is none of X, NV and a number, PIX, PXB, PHB, NODE, SYS")]
     Cell {
         /// The cell that was found.
         cell: String,
     },
-    /// Two cells that should say the same of two GPUs.
+    /// Two cells for the same two GPUs differ.
     #[error("{one} has {forth} to {other}, which has {back} to {one}")]
     Asymmetric {
         /// One GPU.
         one: String,
         /// The other.
         other: String,
-        /// The cell in the row of the one.
+        /// The cell in the row of the first GPU.
         forth: String,
-        /// The cell in the row of the other.
+        /// The cell in the row of the second GPU.
         back: String,
     },
-    /// GPUs that have more links than GPUs have, and are not joined each to each.
+    /// A GPU seems to have more links than a GPU can have, and the GPUs are not joined pairwise.
     #[error(
         "{gpu} has {links} NVLinks, more than {NVLINKS_MAX}, and not the same GPUs as those it is joined to"
     )]
@@ -80,7 +80,7 @@ pub enum SmiFault {
         /// The number of links.
         links: u64,
     },
-    /// PCIe only.
+    /// The GPUs are joined by PCIe only.
     #[error(
         "no two GPUs are joined by NVLink, and of PCIe the matrix says no bandwidth; write the links as TOML"
     )]
@@ -91,20 +91,20 @@ pub enum SmiFault {
 struct Matrix<'text> {
     text: Texts<'text>,
     gpus: Vec<&'text str>,
-    /// Where the row of each GPU begins.
+    /// The place in the text where the row of each GPU begins.
     starts: Vec<usize>,
-    /// NVLinks from row to column.
+    /// The number of NVLinks, by row and column.
     links: Vec<Vec<u64>>,
 }
 
-/// The topology of a matrix, where one NVLink carries so much in each direction.
+/// The topology of a matrix. One NVLink carries `nvlink_bytes_per_s` in each direction.
 ///
 /// # Errors
 ///
 /// The first fault with its line and column.
 pub fn parse(text: &str, nvlink_bytes_per_s: u64) -> Result<Topology, TextError> {
-    // Escape sequences, by which the header is underlined, become blanks, so that places stay what
-    // they are.
+    // Escape sequences, which underline the header, become blanks, so places in the text stay the
+    // same.
     let plain = without_escapes(text);
     let matrix = Matrix::read(&plain)?;
     matrix.check_symmetric()?;
@@ -116,7 +116,7 @@ pub(super) fn is_matrix(text: &str) -> bool {
     without_escapes(text).lines().any(|line| line.split_whitespace().next() == Some("GPU0"))
 }
 
-/// With blanks instead of control sequences (ESC, `[`, parameters, a letter).
+/// The text with blanks in place of control sequences (ESC, `[`, parameters, a letter).
 fn without_escapes(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();
@@ -139,7 +139,7 @@ fn without_escapes(text: &str) -> String {
     plain
 }
 
-/// The words of a line that begins at this byte of the text, with where each begins.
+/// The words of a line that begins at this byte of the text, each with its place.
 fn words(line: &str, start: usize) -> impl Iterator<Item = (usize, &str)> {
     line.split_whitespace().map(move |word| (start + word.as_ptr() as usize - line.as_ptr() as usize, word))
 }
@@ -236,12 +236,12 @@ impl<'text> Matrix<'text> {
         })
     }
 
-    /// Whether a GPU seems to have more links than there are.
+    /// Whether a GPU seems to have more links than a GPU can have.
     fn is_switched(&self, gpu: usize) -> bool {
         self.links[gpu].iter().sum::<u64>() > NVLINKS_MAX
     }
 
-    /// The GPUs of each NVSwitch, by the first of them.
+    /// The GPUs of each NVSwitch, by the first GPU.
     fn switched(&self) -> Result<BTreeMap<usize, Vec<usize>>, TextError> {
         let mut switches = BTreeMap::new();
         for gpu in (0..self.gpus.len()).filter(|&gpu| self.is_switched(gpu)) {
@@ -256,14 +256,14 @@ impl<'text> Matrix<'text> {
         Ok(switches)
     }
 
-    /// A GPU and those that it has NVLinks to.
+    /// A GPU and the GPUs to which it has NVLinks.
     fn joined_to(&self, gpu: usize) -> Vec<usize> {
         let row = self.links[gpu].iter().enumerate();
         row.filter(|&(other, &links)| other == gpu || links > 0).map(|(other, _)| other).collect()
     }
 }
 
-/// How many NVLinks a cell says; no cell that is not known.
+/// The number of NVLinks that a cell gives; `None` for an unknown cell.
 fn nvlinks(cell: &str) -> Option<u64> {
     if cell == "X" || WITHOUT_NVLINK.contains(&cell) {
         return Some(0);

@@ -12,7 +12,7 @@ use crate::topology::{Topology, file, nccl, smi};
 #[cfg(test)]
 mod tests;
 
-/// Longest file that is read, in bytes: that of some 200,000 links.
+/// Length limit of a file, in bytes: that of about 200,000 links.
 pub const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The name of this machine as a source.
@@ -73,7 +73,7 @@ pub enum TopologySourceError {
         /// The error.
         error: io::Error,
     },
-    /// More than [`FILE_BYTES_MAX`].
+    /// The file is longer than [`FILE_BYTES_MAX`].
     #[error("{}: longer than {FILE_BYTES_MAX} bytes, which no topology is", path.display())]
     TooLong {
         /// The path.
@@ -87,7 +87,7 @@ pub enum TopologySourceError {
         /// The error and its position.
         error: Box<TextError>,
     },
-    /// A machine without GPUs, or one that does not show them.
+    /// The machine has no GPUs, or does not show them.
     #[error(transparent)]
     Machine(#[from] MachineError),
 }
@@ -103,12 +103,13 @@ pub fn load(path: impl AsRef<Path>) -> Result<Topology, TopologySourceError> {
     load_with(path.as_ref(), &SourceOptions::default()).map(|(topology, _)| topology)
 }
 
-/// The topology of a preset (`dgx-a100:2`), of this machine (`machine`), or of a file, by its name
-/// or path. A file with the name of a preset must be named by a path (`./ring:4`).
+/// The topology of a preset (`dgx-a100:2`), of this machine (`machine`), or of a file. The name
+/// says which one. A file with the name of a preset must be named by a path (`./ring:4`).
 ///
 /// # Errors
 ///
-/// The error of the source that the name means; [`TopologySourceError::Neither`] if it means none.
+/// The error of the source with this name; [`TopologySourceError::Neither`] if no source has this
+/// name.
 pub fn source(name: &str) -> Result<Topology, TopologySourceError> {
     source_with(name, &SourceOptions::default()).map(|(topology, _)| topology)
 }
@@ -139,7 +140,8 @@ fn load_with(path: &Path, options: &SourceOptions) -> Result<(Topology, Origin),
     let unreadable = |error| TopologySourceError::Read { path: path.to_owned(), error };
     let mut bytes = Vec::new();
     let opened = File::open(path).map_err(unreadable)?;
-    // One byte more shows that the file is too long. Its length, as told before, need not be true.
+    // Reading one more byte shows that the file is too long. The length of the file in its metadata
+    // may be wrong.
     opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(TopologySourceError::TooLong { path: path.to_owned() });

@@ -5,19 +5,20 @@ use crate::topology::decimal::NumberFault;
 use crate::topology::nccl::NcclFault;
 use crate::topology::smi::SmiFault;
 
-/// A fault of a text, with its place.
+/// A fault of a text, with its position.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {}", one_line(.fault))]
 pub struct TextError {
-    /// Which line, from 1.
+    /// The line, from 1.
     pub line: usize,
-    /// Which character of the line, from 1.
+    /// The character of the line, from 1.
     pub column: usize,
     /// The error there.
     pub fault: TextFault,
 }
 
-/// Names and values come from outside and may hold line breaks or what terminals obey.
+/// The fault in one line. Names and values come from outside and may hold line breaks or control
+/// characters of terminals.
 fn one_line(fault: &TextFault) -> String {
     let mut line = String::new();
     for character in fault.to_string().chars() {
@@ -30,21 +31,21 @@ fn one_line(fault: &TextFault) -> String {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextFault {
-    /// Nothing of it looks like one of the forms that are read.
+    /// The text has none of the forms that can be read.
     #[error(
         "no topology: neither a TOML file with [[node]] and [[link]], nor an NCCL topology XML file, nor the text of nvidia-smi topo -m"
     )]
     Unrecognised,
-    /// Bytes that are no UTF-8.
+    /// The bytes are no UTF-8.
     #[error("no text: a topology file is UTF-8")]
     NotText,
-    /// No TOML, or other keys than those that are read.
+    /// The text is no TOML, or has an unknown key.
     #[error("{message}")]
     Toml {
-        /// As the TOML reader says it, in one line.
+        /// The message of the TOML reader, in one line.
         message: String,
     },
-    /// A number that its key does not allow.
+    /// The key does not allow this number.
     #[error("{key} {text} {fault}")]
     Number {
         /// The key.
@@ -54,18 +55,18 @@ pub enum TextFault {
         /// The reason.
         fault: NumberFault,
     },
-    /// A text in the right form of a topology that is none.
+    /// The text has the right form, but its topology is not valid.
     #[error(transparent)]
     Topology(TopologyError),
-    /// No NCCL topology.
+    /// The text is no NCCL topology.
     #[error(transparent)]
     Nccl(NcclFault),
-    /// No matrix of `nvidia-smi topo -m`.
+    /// The text is no matrix of `nvidia-smi topo -m`.
     #[error(transparent)]
     Smi(SmiFault),
 }
 
-/// A text in which places are looked for.
+/// A text, to compute positions in it.
 #[derive(Clone, Copy)]
 pub(super) struct Texts<'text>(pub(super) &'text str);
 

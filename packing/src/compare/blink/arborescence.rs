@@ -1,14 +1,14 @@
 //! The minimum arborescence of a root, by contraction of cycles (Chu and Liu 1965, Edmonds 1967).
 
-/// An arc of a network whose lengths stand elsewhere.
+/// An arc of a network. The lengths of the arcs are in a list of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arc {
     pub(super) from: usize,
     pub(super) to: usize,
 }
 
-/// Which arcs are the shortest tree from `root` to all nodes; `None` if there is no tree. Of
-/// equally long arcs the first is taken.
+/// The arcs of the shortest arborescence from `root` to all nodes; `None` if there is none. The
+/// first of several equally long arcs is taken.
 ///
 /// O(nodes · arcs).
 pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64]) -> Option<Vec<usize>> {
@@ -26,8 +26,8 @@ pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64])
     if cycles == 0 {
         return Some(incoming.into_iter().flatten().collect());
     }
-    // Cycles become nodes; what enters one is as much longer as it saves less than the arc that it
-    // replaces.
+    // Each cycle becomes a node. An arc into a cycle replaces an arc of the cycle, so the length of
+    // the replaced arc is subtracted from its length.
     let mut place = vec![0; nodes];
     let mut count = cycles;
     for node in 0..nodes {
@@ -61,7 +61,7 @@ pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64])
     Some(tree.into_iter().flatten().collect())
 }
 
-/// Which cycle of chosen arcs each node is in, and how many cycles there are.
+/// For each node, the cycle of chosen arcs that holds it; and the number of cycles.
 fn cycles(
     nodes: usize,
     root: usize,
@@ -99,7 +99,7 @@ mod tests {
         chosen.iter().map(|&index| lengths[index]).sum()
     }
 
-    /// Tries every choice of one incoming arc a node.
+    /// The least length, by trying every choice of one incoming arc for each node.
     fn by_trying(nodes: usize, arcs: &[Arc], lengths: &[f64]) -> f64 {
         fn reaches_root(nodes: usize, arcs: &[Arc], chosen: &[usize]) -> bool {
             (1..nodes).all(|start| {

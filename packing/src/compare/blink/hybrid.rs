@@ -10,18 +10,18 @@
 //! Below `D = T·B_fast` this is negative: the fast links end before the slow links begin, and carry
 //! all data.
 
-/// What is known of both classes.
+/// The rates of both classes and the set-up time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classes {
     /// The rate over the fast links, in bytes a second.
     pub fast_bytes_per_s: u64,
     /// The rate over the slow links, in bytes a second.
     pub slow_bytes_per_s: u64,
-    /// How long it takes until the slow ones can be used, in nanoseconds.
+    /// The time until the slow links can be used, in nanoseconds.
     pub setup_ns: u64,
 }
 
-/// How many bytes go over which.
+/// The number of bytes for each class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Over the fast links.
@@ -49,7 +49,8 @@ impl Classes {
         Split { fast_bytes: bytes - slow_bytes, slow_bytes }
     }
 
-    /// When a split has gone, in nanoseconds, as a fraction of integers would have it.
+    /// The time until both classes have ended for this split, in nanoseconds. The result is not
+    /// rounded to an integer.
     #[must_use]
     pub fn time_ns(&self, split: Split) -> f64 {
         let over = |bytes: u64, bytes_per_s: u64| match bytes {
@@ -62,11 +63,11 @@ impl Classes {
     }
 }
 
-/// `one · other / divisor`, where the product may not fit: `one` is divided first.
+/// `one · other / divisor`, where the product may not fit in 128 bits: `one` is divided first.
 fn wide_product_quotient(one: u128, other: u128, divisor: u128) -> u128 {
     let (quotient, rest) = (one / divisor, one % divisor);
     let rest = rest.checked_mul(other).map_or_else(
-        // Beyond 2⁶⁴ bytes a second a lost byte is no matter.
+        // At more than 2⁶⁴ bytes a second an error of one byte does not matter.
         || rest / (divisor / other.max(1)).max(1),
         |product| product / divisor,
     );
@@ -108,7 +109,7 @@ mod tests {
             proptest::prop_assert_eq!(split.fast_bytes + split.slow_bytes, bytes);
             let fast_ns = split.fast_bytes as f64 / (fast * million) as f64 * 1e9;
             let slow_ns = split.slow_bytes as f64 / (slow * million) as f64 * 1e9 + setup_ns as f64;
-            // A byte takes so long at most.
+            // The longest time of one byte.
             let byte_ns = 1e9 / (fast.min(slow) * million) as f64;
             if split.slow_bytes == 0 {
                 proptest::prop_assert!(fast_ns <= slow_ns + 2.0 * byte_ns);

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::topology::preset;
 
-/// As in the documents.
+/// The example of the documentation.
 const EXAMPLE: &str = r#"
 [[node]]
 name = "g0"            # ranks are numbered in file order
@@ -51,7 +51,7 @@ fn parallel_links_add_up_and_are_counted() {
     assert_eq!((link.bytes_per_s, link.count), (35_000_000_000, 3));
 }
 
-/// The example with one line changed, and the error that it gives.
+/// The error of the example with one line changed.
 fn fault(line: usize, text: &str) -> String {
     let lines = EXAMPLE.lines().enumerate().map(|(number, old)| if number + 1 == line { text } else { old });
     let error = parse(&lines.collect::<Vec<_>>().join("\n")).unwrap_err().to_string();

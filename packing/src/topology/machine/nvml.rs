@@ -1,5 +1,5 @@
-//! NVLinks as NVIDIA's management library tells them. The library comes with the driver and is
-//! loaded when it is asked.
+//! NVLinks as NVIDIA's management library reports them. The library comes with the driver and is
+//! loaded at the first query.
 
 use std::path::Path;
 
@@ -17,14 +17,15 @@ pub(super) fn links(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, Mach
 
 fn read(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, NvmlError> {
     let library = match Nvml::init() {
-        // The driver without its library, as in a container without it: there is no NVML to query.
+        // The driver is there but its library is not, as in a container without it: there is no
+        // NVML to query.
         Err(NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound) => return Ok(Vec::new()),
         opened => opened?,
     };
     let mut links = Vec::new();
     for (gpu, device) in machine.gpus.iter().enumerate() {
         let handle = match library.device_by_pci_bus_id(device.address.as_str()) {
-            // A GPU of another maker, or one that is not given to this container.
+            // A GPU of another vendor, or a GPU that this container may not use.
             Err(NvmlError::InvalidArg | NvmlError::NotFound | NvmlError::NoPermission) => continue,
             handle => handle?,
         };
@@ -35,7 +36,7 @@ fn read(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, NvmlError> {
             let link = handle.link_wrapper_for(number);
             match link.is_active() {
                 Ok(true) => {}
-                // Fewer links than there could be, or one that goes nowhere.
+                // The GPU has fewer links than possible, or the link is not active.
                 Ok(false) | Err(NvmlError::InvalidArg | NvmlError::NotSupported) => continue,
                 Err(error) => return Err(error),
             }
@@ -51,8 +52,8 @@ fn read(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, NvmlError> {
     Ok(links)
 }
 
-/// What is at the other end of a link, by the device that has this address. (The library's call for
-/// the type of the device is of no use: its wrapper returns unknown whatever it is told.)
+/// The other end of a link, by the device with this address. (The library's function for the type
+/// of the device is of no use: its wrapper always returns unknown.)
 fn end(machine: &Machine, root: &Path, domain: u32, bus: u32, device: u32) -> Option<NvLinkEnd> {
     let address = format!("{domain:04x}:{bus:02x}:{device:02x}.0");
     if let Some(gpu) = machine.gpus.iter().position(|gpu| gpu.address == address) {
@@ -61,7 +62,8 @@ fn end(machine: &Machine, root: &Path, domain: u32, bus: u32, device: u32) -> Op
     match text(&super::devices(root).join(&address).join("class")) {
         Ok(class) if class.starts_with("0x068001") => Some(NvLinkEnd::Cpu),
         Ok(class) if rates::is_gpu_class(&class) => None,
-        // A switch, or a device that this machine does not see, as switches are in a virtual one.
+        // A switch, or a device that this machine does not show. A virtual machine does not show
+        // switches.
         _ => Some(NvLinkEnd::Switch),
     }
 }

@@ -4,21 +4,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::*;
 use crate::topology::NodeKind;
 
-/// A root directory with a kernel's files, gone when dropped.
+/// A root directory with files as the kernel writes them. It is deleted when dropped.
 struct Root(PathBuf);
 
 impl Root {
     fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // Only the number has to be its own; nothing is ordered by it.
+        // Relaxed: only the number must be unique, and it orders nothing.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("pleach-machine-{}-{number}", std::process::id()));
         fs::create_dir_all(path.join("sys/bus/pci/devices")).unwrap();
         Self(path)
     }
 
-    /// A device at the end of a chain of ports, each with a speed and a width as the kernel says
-    /// them.
+    /// A device at the end of a chain of ports. Each port has a speed and a width in the form of
+    /// the kernel.
     fn device(&self, chain: &[(&str, &str, &str)], class: &str, vendor: &str, numa: i32) -> PathBuf {
         let mut path = self.0.join("sys/devices/pci0000:00");
         for (address, speed, width) in chain {
@@ -60,8 +60,8 @@ const GPU: (&str, &str) = ("0x030200", "0x10de");
 const FAST_BYTES_PER_S: u64 = 31_507_692_307;
 const SLOW_BYTES_PER_S: u64 = 15_753_846_153;
 
-/// Two GPUs and a NIC under one PCIe switch of NUMA node 0, whose uplink is slow; a GPU under a
-/// root port of node 1.
+/// Two GPUs and a NIC under one PCIe switch of NUMA node 0, whose uplink is slow. A third GPU is
+/// under a root port of node 1.
 fn three_gpus() -> Root {
     let root = Root::new();
     let upstream = [("0000:00:01.0", FAST, "16"), ("0000:01:00.0", SLOW, "16")];
@@ -72,7 +72,7 @@ fn three_gpus() -> Root {
     root.device(&under("0000:02:01.0", "0000:04:00.0"), GPU.0, GPU.1, 0);
     let nic = root.device(&under("0000:02:02.0", "0000:05:00.0"), "0x020700", "0x15b3", 0);
     root.device(&[("0000:00:02.0", FAST, "16"), ("0000:06:00.0", FAST, "8")], GPU.0, GPU.1, 1);
-    // The screen of a management controller.
+    // The display of a management controller.
     root.device(&[("0000:00:03.0", SLOW, "1"), ("0000:07:00.0", "", "")], "0x030000", "0x1a03", 0);
     fs::create_dir_all(root.0.join("sys/class/infiniband/mlx5_0")).unwrap();
     symlink(nic, root.0.join("sys/class/infiniband/mlx5_0/device")).unwrap();

@@ -1,31 +1,31 @@
 //! Bandwidths of links in each direction, from the values in a topology file or in the system.
 //!
 //! Rates are nominal: an NVLink of the third generation counts 25 GB/s as in `dgx-a100`. NCCL
-//! itself uses the rates that it expects to reach (its `topo.h` has 20 GB/s for that link), which
-//! would mix overheads into the bounds.
+//! itself uses the rates that it expects to reach (its `topo.h` has 20 GB/s for that link). Such
+//! rates would mix overheads into the bounds.
 
 use crate::topology::decimal::scaled;
 
 /// Bytes a second of 1 GB/s.
 const GB_PER_S: u64 = 1_000_000_000;
 
-/// What a NIC is taken for that does not say how fast it is, as NCCL does.
+/// The speed of a NIC without a known speed, as NCCL assumes it.
 pub(super) const NET_DEFAULT_MEGABITS_PER_S: u64 = 10_000;
 
-/// PCIe 3.0, as NCCL takes it where no speed is known.
+/// The speed of PCIe 3.0, which NCCL assumes where no speed is known.
 const TRANSFERS_DEFAULT_PER_S: u64 = 8 * GB_PER_S;
 
-/// Lanes where their number is not known, as NCCL takes it.
+/// The number of lanes that NCCL assumes where no number is known.
 const LANES_DEFAULT: u64 = 16;
 
-/// Fastest lane that is believed.
+/// Highest plausible speed of a lane.
 const TRANSFERS_MAX_PER_S: u64 = 1_024 * GB_PER_S;
 
-/// Most lanes that are believed; a NIC that NCCL merged of several has more than 16.
+/// Largest plausible number of lanes. A NIC that NCCL merged from several NICs has more than 16.
 const LANES_MAX: u64 = 1_024;
 
-/// What one NVLink of a GPU of this compute capability carries: the data sheets of P100 (NVLink 1,
-/// 40 GB/s both ways together), V100, RTX 20 and A100 (NVLink 2 and 3, 50), A40 and RTX 30 (4
+/// The bandwidth of one NVLink of a GPU of this compute capability, from data sheets: P100 (NVLink
+/// 1, 40 GB/s both ways together), V100, RTX 20 and A100 (NVLink 2 and 3, 50), A40 and RTX 30 (4
 /// links, 112.5 in all), H100 (NVLink 4, 50) and B200 (NVLink 5, 100).
 pub(in crate::topology) fn nvlink(compute_capability: u32) -> Option<u64> {
     match compute_capability {
@@ -37,9 +37,9 @@ pub(in crate::topology) fn nvlink(compute_capability: u32) -> Option<u64> {
     }
 }
 
-/// What one xGMI link of an AMD GPU of this architecture carries: the data sheets of MI50 and MI100
-/// (92 GB/s both ways together), MI200 (100), MI300 (128) and MI350 (153.6). Older files have
-/// numbers as RCCL numbered architectures.
+/// The bandwidth of one xGMI link of an AMD GPU of this architecture, from data sheets: MI50 and
+/// MI100 (92 GB/s both ways together), MI200 (100), MI300 (128) and MI350 (153.6). Older files have
+/// RCCL's numbers of architectures.
 pub(super) fn xgmi(architecture: &str) -> Option<u64> {
     match architecture.strip_prefix("gfx").unwrap_or(architecture) {
         "906" | "908" => Some(46 * GB_PER_S),
@@ -50,8 +50,8 @@ pub(super) fn xgmi(architecture: &str) -> Option<u64> {
     }
 }
 
-/// What joins two NUMA nodes of such CPUs: the table in NCCL's `src/graph/topo.h` (2.2x), which was
-/// measured.
+/// The bandwidth between two NUMA nodes of these CPUs: the measured values in NCCL's
+/// `src/graph/topo.h` (2.2x).
 pub(in crate::topology) fn between_cpus(
     architecture: &str,
     vendor: &str,
@@ -74,7 +74,7 @@ pub(in crate::topology) fn between_cpus(
     gb_per_s * GB_PER_S
 }
 
-/// Whether a device of this PCI class computes: display controllers and processing accelerators.
+/// Whether a device of this PCI class computes: display controllers and processing accelerators do.
 pub(in crate::topology) fn is_gpu_class(class: &str) -> bool {
     class.starts_with("0x03") || class.starts_with("0x12") || class.starts_with("0x13")
 }
@@ -86,8 +86,8 @@ pub(in crate::topology) fn bus(text: &str) -> Option<u64> {
     Some(digits).filter(|_| is_hexadecimal).and_then(|digits| u64::from_str_radix(&digits, 16).ok())
 }
 
-/// Transfers a second of a lane, of a text such as `16.0 GT/s PCIe`; unknown where the text is
-/// empty or says so.
+/// The number of transfers a second of a lane, from a text such as `16.0 GT/s PCIe`. `None` if the
+/// text is empty or says that the speed is unknown.
 pub(in crate::topology) fn transfers_per_s(text: &str) -> Option<u64> {
     if text.is_empty() || text.starts_with("Unknown") {
         return Some(TRANSFERS_DEFAULT_PER_S);
@@ -97,7 +97,7 @@ pub(in crate::topology) fn transfers_per_s(text: &str) -> Option<u64> {
     (1..=TRANSFERS_MAX_PER_S).contains(&transfers_per_s).then_some(transfers_per_s)
 }
 
-/// How many lanes; unknown where the text says 0, or 255 as the kernel does.
+/// The number of lanes. `None` if the text says 0, or 255 as the kernel does for an unknown number.
 pub(in crate::topology) fn lanes(text: &str) -> Option<u64> {
     match text.parse::<u64>().ok()? {
         0 | 255 => Some(LANES_DEFAULT),
@@ -105,8 +105,8 @@ pub(in crate::topology) fn lanes(text: &str) -> Option<u64> {
     }
 }
 
-/// The rate of PCIe lanes after line coding: 8 of 10 bits up to 5 GT/s, 128 of 130 up to 32 GT/s,
-/// and from 64 GT/s on the 242 of 256 bytes of a flit (PCI Express base specification).
+/// The rate of PCIe lanes after line coding: 8 of 10 bits up to 5 GT/s, 128 of 130 bits up to 32
+/// GT/s, and from 64 GT/s on 242 of the 256 bytes of a flit (PCI Express base specification).
 pub(in crate::topology) fn pcie(transfers_per_s: u64, lanes: u64) -> u64 {
     let (data, coded) = match transfers_per_s {
         0..=5_000_000_000 => (8, 10),
@@ -114,7 +114,7 @@ pub(in crate::topology) fn pcie(transfers_per_s: u64, lanes: u64) -> u64 {
         _ => (242, 256),
     };
     let bytes_per_s = u128::from(transfers_per_s) * u128::from(lanes) * data / (coded * 8);
-    // Below 2⁶³ by the limits of both numbers.
+    // The result is below 2⁶³ by the limits of both numbers.
     u64::try_from(bytes_per_s).unwrap_or(u64::MAX).max(1)
 }
 

@@ -10,12 +10,12 @@ const DIRECT: &str = include_str!("tests/direct.xml");
 /// Two hosts of two GPUs on NVSwitch with a NIC each.
 const HOSTS: &str = include_str!("tests/hosts.xml");
 
-/// What clouds give to NCCL for virtual machines: bridges and devices, no GPU elements.
+/// The file that clouds give to NCCL in virtual machines: bridges and devices without GPU elements.
 const BRIDGES: &str = include_str!("tests/bridges.xml");
 
 const GB_PER_S: u64 = 1_000_000_000;
 
-/// What leads from one node to another, by their names, in bytes a second.
+/// The bandwidth of the link from one node to another, by name, in bytes a second.
 fn carried(topology: &Topology, from: &str, to: &str) -> Option<u64> {
     let node = |name: &str| {
         let number = topology.nodes().iter().position(|node| node.name == name);
@@ -135,7 +135,7 @@ fn what_is_no_topology_says_where() {
     assert_eq!(refused(&many), "1:2: no XML: more than 1024 attributes in one element");
 }
 
-/// The direct topology with one text replaced, and the error that it gives.
+/// The error of the direct topology with one text replaced.
 fn changed(from: &str, to: &str) -> String {
     assert!(DIRECT.contains(from), "{from}");
     refused(&DIRECT.replacen(from, to, 1))

@@ -14,8 +14,8 @@ fn refused(name: &str) -> PresetError {
     }
 }
 
-/// What leaves a set of ranks at least, in bytes a second, where no two switches are joined: each
-/// switch then stays on the side where it cuts less.
+/// The least capacity out of a set of ranks, in bytes a second. No two switches may be joined: each
+/// switch then goes to the side where it adds less to the cut.
 fn least_cut(topology: &Topology, inside: u32) -> u64 {
     let is_inside = |node: NodeId| topology.rank(node).map(|rank| inside >> rank & 1 == 1);
     let (mut cut, mut into, mut out_of) =
@@ -32,7 +32,7 @@ fn least_cut(topology: &Topology, inside: u32) -> u64 {
     cut + into.iter().zip(&out_of).map(|(&into, &out_of)| into.min(out_of)).sum::<u64>()
 }
 
-/// N times the least of B⁺(S) / ranks in S over all sets that lack a rank, in hundredths of a GB/s,
+/// N times the least B⁺(S) / ranks in S over all sets that lack a rank, in hundredths of a GB/s,
 /// rounded.
 fn best_all_gather(topology: &Topology) -> u64 {
     let ranks = topology.ranks();
@@ -41,7 +41,7 @@ fn best_all_gather(topology: &Topology) -> u64 {
     (least * f64::from(ranks) / 1e7).round() as u64
 }
 
-/// The least cut that leaves rank 0 with others and without some.
+/// The least cut of all sets that hold rank 0 and lack a rank, in GB/s.
 fn best_broadcast(topology: &Topology) -> u64 {
     let sets = 1..(1_u32 << topology.ranks()) - 1;
     sets.filter(|set| set & 1 == 1).map(|set| least_cut(topology, set)).min().unwrap() / GB_PER_S
@@ -96,7 +96,7 @@ fn every_die_of_mi250_has_seven_units() {
     }
 }
 
-/// Ranks, switches and links in one direction.
+/// The numbers of ranks, of switches and of links. Each direction of a link counts.
 fn size(name: &str) -> (u32, usize, usize) {
     let topology = made(name);
     assert!(topology.is_symmetric(), "{name}");

@@ -5,7 +5,7 @@ use crate::topology::preset;
 
 const GB_PER_S: u64 = 1_000_000_000;
 
-/// A DGX-1V as a terminal shows it, header underlined.
+/// The matrix of a DGX-1V as a terminal shows it, with the header underlined.
 const DGX_1V: &str = "\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tGPU7\tmlx5_0\tmlx5_1\tCPU Affinity\tNUMA Affinity\x1b[0m
 GPU0\t X \tNV1\tNV1\tNV2\tNV2\tSYS\tSYS\tSYS\tPIX\tSYS\t0-19,40-59\t0
 GPU1\tNV1\t X \tNV2\tNV1\tSYS\tNV2\tSYS\tSYS\tPIX\tSYS\t0-19,40-59\t0

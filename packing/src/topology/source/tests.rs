@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A file with this text, gone when dropped.
+/// A file with this text. It is deleted when dropped.
 struct Written(PathBuf);
 
 impl Written {
