@@ -41,10 +41,10 @@
 #define PLEACH_EXCHANGE_FAILURE_INITIALIZER { sizeof(pleachExchangeFailure_t), 0, 0, 0, 0, { 0 }, { 0 }, { 0 } }
 
 
-// The colour of a rank that goes to no part of a communicator that is divided.
+// The colour of a rank that joins no new communicator when a communicator is divided.
 #define PLEACH_SPLIT_NOCOLOR -1
 
-// The signal slots of a rank for each of its peers: 0 to 63.
+// The number of signal slots of a rank for each of its peers. They are numbered 0 to 63.
 #define PLEACH_SIGNAL_SLOTS 64
 
 // The most bytes that each rank gives to pleachDeviceExchange.
@@ -53,7 +53,7 @@
 // Room for the name of a fabric, in bytes.
 #define PLEACH_FABRIC_BYTES 16
 
-// A put that raises no signal.
+// The signal slot of a put that raises no signal.
 #define PLEACH_NO_SIGNAL -1
 
 // The most bytes of payload beside a signal.
@@ -74,10 +74,10 @@
 // A limit is reached. gRPC: RESOURCE_EXHAUSTED.
 #define pleachExchangeExhausted 3
 
-// The peer publishes the step, and not this name. gRPC: NOT_FOUND.
+// The peer publishes the step, but not this name. gRPC: NOT_FOUND.
 #define pleachExchangeNotFound 4
 
-// The peer is not reached or is lost, or the endpoint was closed. gRPC: UNAVAILABLE.
+// The peer cannot be reached or is lost, or the endpoint was closed. gRPC: UNAVAILABLE.
 #define pleachExchangeUnavailable 5
 
 // The caller has cancelled the receive. gRPC: CANCELLED.
@@ -140,20 +140,20 @@
 // Room for the text of a failure, in bytes.
 #define PLEACH_FAILURE_BYTES 512
 
-// What becomes of late contributions is as the activation says.
+// The activation decides about late contributions.
 #define pleachLateDefault 0
 
-// A late contribution is added to the rank's next one, or given alone if the next round opens
-// before that.
+// A late contribution is added to the next contribution of the rank. If the next round opens
+// before the rank contributes again, the late contribution is given alone.
 #define pleachLateCarry 1
 
-// A late contribution counts in no round.
+// A late contribution is dropped and counts in no round.
 #define pleachLateDrop 2
 
-// The next round reduces late contributions apart, beside its own.
+// The next round reduces late contributions separately, as a correction beside its own result.
 #define pleachLateCorrect 3
 
-// Sums are divided as the activation says.
+// The activation decides by which number sums are divided.
 #define pleachDivisorDefault 0
 
 // Sums are not divided.
@@ -199,34 +199,34 @@ typedef enum {
   pleachInvalidUsage = 5,
   // Another rank is lost, has left, has aborted or has broken the protocol.
   pleachRemoteError = 6,
-  // What the function waits for is not finished: call it again.
+  // The awaited operation is not finished: call the function again.
   pleachInProgress = 7,
   // A deadline has passed.
   pleachTimeout = 8,
 } pleachResult_t;
 
-// A communicator, which only functions of this library look into.
+// A communicator. Its contents are opaque to the caller.
 typedef struct pleachComm pleachComm;
 
-// A device, which only functions of this library look into.
+// A device. Its contents are opaque to the caller.
 typedef struct pleachDevice pleachDevice;
 
-// An endpoint, which only functions of this library look into.
+// An endpoint. Its contents are opaque to the caller.
 typedef struct pleachEndpoint pleachEndpoint;
 
-// A partial all-reduce, which only functions of this library look into.
+// A partial all-reduce. Its contents are opaque to the caller.
 typedef struct pleachPartial pleachPartial;
 
-// A peer, which only functions of this library look into.
+// A peer. Its contents are opaque to the caller.
 typedef struct pleachPeer pleachPeer;
 
-// A receive, which only functions of this library look into.
+// A receive. Its contents are opaque to the caller.
 typedef struct pleachReceive pleachReceive;
 
-// Registered memory, which only functions of this library look into.
+// Registered memory. Its description is opaque to the caller.
 typedef struct pleachRegion pleachRegion;
 
-// A tensor, which only functions of this library look into.
+// A tensor. Its contents are opaque to the caller.
 typedef struct pleachTensor pleachTensor;
 
 // The type of an element: one of the constants pleachInt8 to pleachUint16.
@@ -236,19 +236,20 @@ typedef uint32_t pleachDataType_t;
 // pleachRedOpCreatePreMulSum stores.
 typedef uint32_t pleachRedOp_t;
 
-// A communicator: a group of ranks, each with a number from 0. NULL is none.
+// A communicator: a group of ranks, which are numbered from 0. NULL is no communicator.
 typedef pleachComm *pleachComm_t;
 
-// The name of a communicator that is to be made. One process makes it with pleachGetUniqueId; the
-// program hands it to all ranks. It holds a secret: whoever has it can join.
+// The unique id of a communicator that is to be made. One process makes it with pleachGetUniqueId,
+// and the program hands it to all ranks. It holds a secret: every process that has the id can
+// join.
 typedef struct {
   // Opaque.
   char internal[PLEACH_UNIQUE_ID_BYTES];
 } pleachUniqueId;
 
-// How a communicator is made. Begin with PLEACH_CONFIG_INITIALIZER, which sets `size`; a library
-// of a later version reads as much as `size` says and takes defaults for the rest. 0 and NULL
-// are the defaults.
+// The configuration of a communicator. Begin with PLEACH_CONFIG_INITIALIZER, which sets `size`. A
+// library of a later version reads only `size` bytes and takes defaults for the rest. 0 and NULL
+// stand for the defaults.
 typedef struct {
   // sizeof(pleachConfig_t).
   size_t size;
@@ -259,17 +260,18 @@ typedef struct {
   // "auto", "shm", "tcp", "shm+tcp", "verbs" or "shm+verbs"; auto by default. The same on all
   // ranks.
   const char *fabric;
-  // Whether results must be the same bits for the same number of ranks (1), or the same for any
-  // number and order of ranks (2). The same on all ranks.
+  // Whether results must have the same bits for the same number of ranks (1), or the same bits
+  // for any number and order of ranks (2). The same on all ranks.
   int reproducible;
   // Must be 0.
   int reserved;
 } pleachConfig_t;
 
-// Where the scalar of pleachRedOpCreatePreMulSum is: pleachScalarHostImmediate.
+// The place of the scalar of pleachRedOpCreatePreMulSum: pleachScalarHostImmediate.
 typedef uint32_t pleachScalarResidence_t;
 
-// A device: this rank's end of the fabric between the ranks that have opened it. NULL is none.
+// A device: this rank's end of the fabric between the ranks that have opened the device together.
+// NULL is no device.
 typedef pleachDevice *pleachDevice_t;
 
 // The properties of a device. Begin with PLEACH_DEVICE_INFO_INITIALIZER, which sets `size`.
@@ -286,48 +288,51 @@ typedef struct {
   char fabric[PLEACH_FABRIC_BYTES];
 } pleachDeviceInfo_t;
 
-// Memory that is registered with a device. NULL is none.
+// Memory that is registered with a device. NULL is no region.
 typedef pleachRegion *pleachRegion_t;
 
-// Is called once when neither the library nor a peer uses memory of the user any longer: with the
-// address of the memory and the context that was given. Any thread of the process may call it,
-// inside of a function of this library or not; it must not call this library. NULL is none.
+// A callback that is called once when neither the library nor a peer uses memory of the user any
+// more. Its arguments are the address of the memory and the context that was given. Any thread of
+// the process may call it, inside a function of this library or outside. The callback must not
+// call this library. NULL is no callback.
 typedef void (*pleachRelease_t)(void *address, void *context);
 
-// A part of a region, as other ranks name it: plain numbers, which may be sent by any means
-// between hosts of one byte order. Whoever has it may read and write the whole region.
+// The name of a part of a region for other ranks. It consists of plain numbers, which may be sent
+// by any means between hosts of one byte order. A rank that has the name may read and write the
+// whole region.
 typedef struct {
-  // Names the region.
+  // The key of the region.
   uint64_t key;
-  // The first byte of the part in the region.
+  // The offset of the part in the region, in bytes.
   uint64_t offset;
   // The length of the part, in bytes.
   uint64_t length;
 } pleachRemoteSlice_t;
 
-// The number of a transfer on its device; 0 is none.
+// The number of a transfer on its device; 0 is no transfer.
 typedef uint64_t pleachTransfer_t;
 
-// An endpoint of the tensor exchange: this program's tensors, and where other programs ask for
-// them. NULL is none.
+// An endpoint of the tensor exchange. It holds this program's tensors, and other programs request
+// them there. NULL is no endpoint.
 typedef pleachEndpoint *pleachEndpoint_t;
 
-// How an endpoint is opened. Begin with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, which sets `size`; a
-// library of a later version reads as much as `size` says and takes defaults for the rest. 0 and
-// NULL are what the environment says (PLEACH_FABRIC, PLEACH_REQUIRE, PLEACH_SECRET_FILE,
-// PLEACH_HOST, PLEACH_INTERFACE, PLEACH_METRICS), and the defaults without it.
+// The options of an endpoint. Begin with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, which sets `size`. A
+// library of a later version reads only `size` bytes and takes defaults for the rest. 0 and NULL
+// stand for the values of the environment (PLEACH_FABRIC, PLEACH_REQUIRE, PLEACH_SECRET_FILE,
+// PLEACH_HOST, PLEACH_INTERFACE, PLEACH_METRICS), and for the defaults where the environment has
+// no value.
 typedef struct {
   // sizeof(pleachEndpointOptions_t).
   size_t size;
-  // Where peers connect, as "HOST:PORT"; port 0 is any free one. "127.0.0.1:0" by default, which
-  // programs of this host reach.
+  // The address where peers connect, as "HOST:PORT". Port 0 stands for any free port.
+  // "127.0.0.1:0" by default, which only programs of this host can reach.
   const char *listen;
   // "auto", "shm", "tcp", "verbs" or "none"; auto by default.
   const char *fabric;
   // The file of the secret that peers must know.
   const char *secretFile;
-  // How long a send waits for room and a receive for its tensor, in milliseconds, where the call
-  // does not say it; 60000 by default.
+  // The time of the endpoint in milliseconds: how long a send waits for room and a receive waits
+  // for its tensor if the call gives no time; 60000 by default.
   uint64_t timeoutMs;
   // Most bytes of tensors that wait for a receiver; 1 GiB by default.
   uint64_t bytesHeldMax;
@@ -335,13 +340,13 @@ typedef struct {
   uint64_t bytesLentMax;
   // Most bytes of lendable memory; 2 GiB by default.
   uint64_t bytesLendableMax;
-  // 1: a peer with which no memory is shared is an error. 0 takes tensors inline then.
+  // 1: it is an error if no memory is shared with a peer. 0: tensors come inline in this case.
   int requireRegions;
   // Must be 0.
   int reserved;
 } pleachEndpointOptions_t;
 
-// What an endpoint has counted, and what it holds now. Begin with
+// The counters of an endpoint, and the amounts that it holds now. Begin with
 // PLEACH_ENDPOINT_COUNTS_INITIALIZER, which sets `size`.
 typedef struct {
   // sizeof(pleachEndpointCounts_t).
@@ -362,7 +367,7 @@ typedef struct {
   uint64_t bytesHeld;
   // Bytes of the buffers that are lent.
   uint64_t bytesLent;
-  // Bytes that lendable memory has touched.
+  // Bytes of lendable memory that were used so far.
   uint64_t bytesLendable;
 } pleachEndpointCounts_t;
 
@@ -373,7 +378,7 @@ typedef struct {
   size_t size;
   // One of the constants pleachExchangeNone to pleachExchangeCancelled.
   int kind;
-  // The result that the function has returned, or that the callback has got.
+  // The result that the function has returned, or with which the callback was called.
   int result;
   // The step of the tensor's key.
   uint64_t step;
@@ -381,27 +386,27 @@ typedef struct {
   uint64_t waitedMs;
   // The name of the tensor's key.
   char name[PLEACH_KEY_NAME_BYTES];
-  // The address of the peer, as the caller gave it; empty where no peer was asked.
+  // The address of the peer as the caller gave it; empty if the call was about no peer.
   char peer[PLEACH_PEER_BYTES];
   // The whole text: what happened, to which tensor and peer, and what to do.
   char text[PLEACH_FAILURE_BYTES];
 } pleachExchangeFailure_t;
 
-// A peer: another program, of which tensors are received. NULL is none.
+// A peer: another program, from which tensors are received. NULL is no peer.
 typedef pleachPeer *pleachPeer_t;
 
-// A tensor of the exchange: one that this program makes, or one that it has received. NULL is
-// none.
+// A tensor of the exchange, which this program has made or received. NULL is no tensor.
 typedef pleachTensor *pleachTensor_t;
 
-// Is called once when a receive ends: with the context that was given, the result, and the tensor,
-// which the callback releases with pleachTensorRelease; NULL after a failure, of which
-// pleachGetLastError and pleachGetLastExchangeFailure tell more inside of the callback. A thread
-// of the endpoint calls it, one callback at a time; it may call every function of this library.
-// Other callbacks wait while it runs. NULL is none.
+// A callback that is called once when a receive ends. Its arguments are the context that was
+// given, the result, and the tensor. The callback releases the tensor with pleachTensorRelease.
+// After a failure the tensor is NULL, and pleachGetLastError and pleachGetLastExchangeFailure
+// describe the failure inside the callback. A thread of the endpoint calls one callback at a time;
+// other callbacks wait while it runs. The callback may call every function of this library. NULL
+// is no callback.
 typedef void (*pleachReceived_t)(void *context, pleachResult_t result, pleachTensor_t tensor);
 
-// A receive under way. NULL is none.
+// A receive under way. NULL is no receive.
 typedef pleachReceive *pleachReceive_t;
 
 // The properties of a tensor. Begin with PLEACH_TENSOR_INFO_INITIALIZER, which sets `size`.
@@ -409,8 +414,8 @@ typedef struct {
   // sizeof(pleachTensorInfo_t).
   size_t size;
   // The elements, in the order of C: the last dimension changes fastest. They are aligned to 64
-  // bytes in lendable memory, and to 8 bytes elsewhere. Those of a tensor that was received or
-  // sent must not be written.
+  // bytes in lendable memory, and to 8 bytes elsewhere. The elements of a tensor that was
+  // received or sent must not be written.
   const void *data;
   // The length of all elements, in bytes.
   size_t bytes;
@@ -424,7 +429,7 @@ typedef struct {
   size_t dims[PLEACH_DIMENSIONS_MAX];
 } pleachTensorInfo_t;
 
-// Why a communicator has failed: the same on all ranks that survive. Begin with
+// The failure of a communicator. It is the same on all ranks that survive. Begin with
 // PLEACH_FAILURE_INITIALIZER, which sets `size`.
 typedef struct {
   // sizeof(pleachFailure_t).
@@ -433,7 +438,7 @@ typedef struct {
   int kind;
   // The rank that the failure is about.
   int rank;
-  // The rank that has found it.
+  // The rank that has found the failure.
   int foundBy;
   // The host of `rank` among the hosts of the communicator, from 0.
   int host;
@@ -441,34 +446,37 @@ typedef struct {
   uint64_t call;
   // How long the finder has waited, in milliseconds.
   uint64_t waitedMs;
-  // The operation of the finder, as "all-reduce of 4 f32 (sum)"; empty outside of calls.
+  // The operation of the finder, for example "all-reduce of 4 f32 (sum)"; empty outside of
+  // calls.
   char operation[PLEACH_OPERATION_BYTES];
-  // The step of the operation in which the finder has waited. For a lost rank: how the loss was
-  // seen. For ranks that wait for each other: their cycle. Empty if none is known.
+  // The step of the operation in which the finder has waited. For a lost rank, how the loss was
+  // detected. For ranks that wait for each other, their cycle. Empty if the step is unknown.
   char step[PLEACH_STEP_BYTES];
   // The whole text: what happened, to which rank, in which step.
   char text[PLEACH_FAILURE_BYTES];
 } pleachFailure_t;
 
-// A partial all-reduce: rounds of an all-reduce that do not wait for late ranks. NULL is none.
+// A partial all-reduce: rounds of an all-reduce that do not wait for late ranks. NULL is no
+// partial all-reduce.
 typedef pleachPartial *pleachPartial_t;
 
-// How the rounds of a partial all-reduce go. Begin with PLEACH_PARTIAL_CONFIG_INITIALIZER, which
-// sets `size`. 0 and NULL are the defaults. The same on all ranks.
+// The configuration of the rounds of a partial all-reduce. Begin with
+// PLEACH_PARTIAL_CONFIG_INITIALIZER, which sets `size`. 0 and NULL stand for the defaults. The
+// same on all ranks.
 typedef struct {
   // sizeof(pleachPartialConfig_t).
   size_t size;
   // When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE", "deadline:D" or
-  // "deadline:pN", with times as "20ms" or "1.5s", and the percentile of a learned deadline as
-  // "p95"; all by default.
+  // "deadline:pN". Times are written as "20ms" or "1.5s", and the percentile of a learned
+  // deadline as "p95". "all" by default.
   const char *activation;
-  // What becomes of late contributions: one of the constants pleachLateDefault to
+  // The rule for late contributions: one of the constants pleachLateDefault to
   // pleachLateCorrect.
   int late;
-  // By what sums are divided: one of the constants pleachDivisorDefault to
-  // pleachDivisorContributors.
+  // The divisor of sums: one of the constants pleachDivisorDefault to pleachDivisorContributors.
   int divisor;
-  // How many rounds in a row a rank may be left out: the next round waits for it. 8 by default.
+  // The number of rounds in a row that a rank may miss. The next round waits for the rank. 8 by
+  // default.
   uint32_t stalenessMax;
   // Must be 0.
   uint32_t reserved;
@@ -480,15 +488,15 @@ typedef struct {
   size_t size;
   // The round's number, from 0.
   uint64_t number;
-  // How many rounds lie between the round that this rank saw before and this one: their results
-  // are lost to it.
+  // The number of rounds between the last round that this rank saw and this round. This rank
+  // does not get their results.
   uint64_t missed;
-  // What became of this rank's contribution: one of the constants pleachOwnCounted to
+  // What happened to this rank's contribution: one of the constants pleachOwnCounted to
   // pleachOwnAbstained.
   int own;
-  // How many ranks have contributed to the result: the same on all ranks.
+  // The number of ranks that have contributed to the result. It is the same on all ranks.
   int contributors;
-  // How many ranks have contributed to the correction; 0 without one.
+  // The number of ranks that have contributed to the correction; 0 without a correction.
   int corrected;
   // 0.
   int reserved;
@@ -496,26 +504,27 @@ typedef struct {
   // same bits on all ranks.
   const void *result;
   // With pleachLateCorrect, the combined contributions that came too late for an earlier round,
-  // divided as the result is. NULL if all ranks were in the round before, or there was none.
+  // divided as the result is. NULL if all ranks were in the round before, or if there was no
+  // round before.
   const void *correction;
 } pleachRound_t;
 
-// How late a peer has made its calls, seen from this rank. Begin with
+// The arrival skew of a peer: how late it has made its calls, measured by this rank. Begin with
 // PLEACH_ARRIVAL_SKEW_INITIALIZER, which sets `size`.
 typedef struct {
   // sizeof(pleachArrivalSkew_t).
   size_t size;
   // The calls in which this rank has waited and has heard from the peer directly.
   uint64_t calls;
-  // How much later than this rank the peer has made them, in nanoseconds: the sum,
+  // The sum of the delays of the peer in these calls, compared with this rank, in nanoseconds.
   uint64_t sumNs;
-  // the median,
+  // The median of these delays, in nanoseconds.
   uint64_t medianNs;
-  // the 99th percentile,
+  // The 99th percentile of these delays, in nanoseconds.
   uint64_t p99Ns;
-  // and the longest.
+  // The longest of these delays, in nanoseconds.
   uint64_t longestNs;
-  // The calls in which the peer was the last that this rank has heard from.
+  // The calls in which the peer was the last rank from which this rank has heard.
   uint64_t last;
 } pleachArrivalSkew_t;
 
@@ -600,7 +609,7 @@ typedef struct {
 // Bitwise exclusive or, of integers; NCCL has no such operation.
 #define pleachBitXor 34
 
-// In memory of a GPU, read when a call uses it. NCCL has this; this library refuses it.
+// In memory of a GPU, read when a call uses the scalar. NCCL has this; this library refuses it.
 #define pleachScalarDevice 0
 
 // In host memory, read before pleachRedOpCreatePreMulSum returns.
@@ -610,49 +619,50 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so
-// that sends and receives of the group do not wait for each other. Groups may be nested; the
-// outermost end counts. While 536870912 calls on a communicator are kept for their end, each
-// function with that communicator returns pleachInvalidUsage, but for pleachCommDestroy and
-// pleachCommAbort.
+// Begins a group of calls of this thread. pleachGroupEnd carries the calls out together, so sends
+// and receives of the group do not wait for each other. Groups may be nested; the outermost
+// pleachGroupEnd carries out the calls. A communicator holds at most 536870912 calls for
+// pleachGroupEnd. At this limit each function with that communicator returns pleachInvalidUsage,
+// except for pleachCommDestroy and pleachCommAbort.
 //
-// Ownership: nothing changes hands. Threads: any; a group is of the calls of one thread.
-// Blocks: no.
+// Ownership: nothing changes hands. Threads: any; a group holds the calls of one thread. Blocks:
+// no.
 //
 // Returns: pleachSuccess; pleachInvalidUsage if 64 groups are begun and not ended;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachGroupStart(void);
 
-// Ends a group of calls: carries them out together. Returns the first failure; if a call of the
-// group was refused, none is carried out.
+// Ends a group of calls and carries them out together. Returns the first failure. If a call of the
+// group was refused, no call is carried out.
 //
-// Ownership: memory of the calls stays the caller's, and stays until this function has
-// returned. Threads: the one that has begun the group. Blocks: until the part of this rank in
-// each call is done, at most the timeouts of the communicators; an inner end does not block.
+// Ownership: the memory of the calls stays the caller's, and must stay valid until this function
+// has returned. Threads: the thread that has begun the group. Blocks: until the part of this rank
+// in each call is done, at most the timeouts of the communicators; the end of an inner group does
+// not block.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if a call of the group was refused for an
-// argument; pleachInvalidUsage if no group was begun, a call of the group was refused, or as of
-// a call; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left,
-// has aborted or has broken the protocol; pleachSystemError if the system refuses memory or a
-// thread; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the
-// library.
+// argument; pleachInvalidUsage if no group was begun, a call of the group was refused, or a call
+// of the group returns it; pleachTimeout if another rank is late; pleachRemoteError if a rank is
+// lost, has left, has aborted or has broken the protocol; pleachSystemError if the system refuses
+// memory or a thread; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake
+// of the library.
 pleachResult_t pleachGroupEnd(void);
 
-// Stores the reduction of the sendbuff of every rank in the recvbuff of every rank. In place:
-// recvbuff is sendbuff.
+// Reduces the sendbuffs of all ranks, and stores the result in the recvbuff of every rank. In
+// place: recvbuff is sendbuff.
 //
-// With a NULL stream the buffers are host memory. Calls between pleachGroupStart and
-// pleachGroupEnd are carried out by the latter.
+// With a NULL stream the buffers are host memory. pleachGroupEnd carries out the calls that follow
+// pleachGroupStart.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -667,15 +677,15 @@ pleachResult_t pleachAllReduce(const void *sendbuff,
 // Stores the sendbuff of the root in the recvbuff of every rank. The sendbuff of other ranks is
 // ignored. In place: recvbuff is sendbuff.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -687,16 +697,16 @@ pleachResult_t pleachBroadcast(const void *sendbuff,
                                pleachComm_t comm,
                                void *stream);
 
-// Stores the buff of the root in the buff of every other rank: pleachBroadcast in place.
+// Stores the buff of the root in the buff of every other rank, as pleachBroadcast in place does.
 //
-// Ownership: the buffer stays the caller's: memory of that many elements until the call has
-// ended, or NULL where it has none. Threads: any; calls of several threads on one communicator
-// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
-// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+// Ownership: the buffer stays the caller's. It has `count` elements until the call has ended; it
+// may be NULL where `count` is 0. Threads: any; calls of several threads on one communicator need
+// one order on all ranks. Blocks: until the part of this rank is done, at most the timeout of the
+// communicator; between pleachGroupStart and pleachGroupEnd the function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -707,18 +717,18 @@ pleachResult_t pleachBcast(void *buff,
                            pleachComm_t comm,
                            void *stream);
 
-// Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff
-// of other ranks is ignored. In place: recvbuff is sendbuff.
+// Reduces the sendbuffs of all ranks, and stores the result in the recvbuff of the root. The
+// recvbuff of other ranks is ignored. In place: recvbuff is sendbuff.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -731,19 +741,19 @@ pleachResult_t pleachReduce(const void *sendbuff,
                             pleachComm_t comm,
                             void *stream);
 
-// Stores block r of the reduction of the sendbuff of every rank in the recvbuff of rank r; a
-// block has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount
+// Reduces the sendbuffs of all ranks, and stores block r of the result in the recvbuff of rank r.
+// A block has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount
 // elements.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -755,18 +765,18 @@ pleachResult_t pleachReduceScatter(const void *sendbuff,
                                    pleachComm_t comm,
                                    void *stream);
 
-// Stores the sendbuff of every rank in the recvbuff of every rank, in rank order; a sendbuff
-// has sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
+// Stores the sendbuffs of all ranks in the recvbuff of every rank, in rank order. A sendbuff has
+// sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -777,18 +787,18 @@ pleachResult_t pleachAllGather(const void *sendbuff,
                                pleachComm_t comm,
                                void *stream);
 
-// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r; a block has
-// count elements.
+// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r, for all r and s.
+// A block has count elements.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -799,19 +809,18 @@ pleachResult_t pleachAlltoAll(const void *sendbuff,
                               pleachComm_t comm,
                               void *stream);
 
-// Stores the sendbuff of every rank in the recvbuff of the root, in rank order; a sendbuff has
-// count elements. In place: the sendbuff of the root is recvbuff plus root times count
-// elements.
+// Stores the sendbuffs of all ranks in the recvbuff of the root, in rank order. A sendbuff has
+// count elements. In place: the sendbuff of the root is recvbuff plus root times count elements.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -823,18 +832,18 @@ pleachResult_t pleachGather(const void *sendbuff,
                             pleachComm_t comm,
                             void *stream);
 
-// Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count
-// elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
+// Stores block r of the sendbuff of the root in the recvbuff of rank r, for all r. A block has
+// count elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -846,18 +855,18 @@ pleachResult_t pleachScatter(const void *sendbuff,
                              pleachComm_t comm,
                              void *stream);
 
-// Sends count elements to a rank that receives as many. A send of more than 8 KiB returns when
-// the receiver has made its call.
+// Sends `count` elements to a rank, which must receive the same number of elements. A send of more
+// than 8 KiB does not return before the receiver has made its call.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -868,17 +877,17 @@ pleachResult_t pleachSend(const void *sendbuff,
                           pleachComm_t comm,
                           void *stream);
 
-// Receives count elements from a rank that sends as many.
+// Receives `count` elements from a rank, which must send the same number of elements.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -889,33 +898,33 @@ pleachResult_t pleachRecv(void *recvbuff,
                           pleachComm_t comm,
                           void *stream);
 
-// No rank returns before every rank has called it.
+// A barrier: no rank returns before every rank has called the function.
 //
 // Ownership: nothing changes hands. Threads: any; calls of several threads on one communicator
-// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
-// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout of
+// the communicator; between pleachGroupStart and pleachGroupEnd the function returns at once.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
-// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, this
+// process is a forked child, or there is a stream for host memory; pleachTimeout if another rank
+// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachBarrier(pleachComm_t comm, void *stream);
 
-// As pleachAllGather with blocks of different lengths: that of rank r has `counts[r]` elements,
-// and all ranks pass the same counts, one for each rank.
+// As pleachAllGather, with blocks of different lengths. The block of rank r has `counts[r]`
+// elements. All ranks pass the same counts, one for each rank.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-// is read before the function returns. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+// element for each rank, and is read before the function returns. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -926,19 +935,19 @@ pleachResult_t pleachAllGatherV(const void *sendbuff,
                                 pleachComm_t comm,
                                 void *stream);
 
-// As pleachReduceScatter with blocks of different lengths: that of rank r has `counts[r]`
-// elements, and all ranks pass the same counts, one for each rank.
+// As pleachReduceScatter, with blocks of different lengths. The block of rank r has `counts[r]`
+// elements. All ranks pass the same counts, one for each rank.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-// is read before the function returns. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+// element for each rank, and is read before the function returns. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -950,19 +959,20 @@ pleachResult_t pleachReduceScatterV(const void *sendbuff,
                                     pleachComm_t comm,
                                     void *stream);
 
-// As pleachAlltoAll with blocks of different lengths: `sendcounts[r]` elements go to rank r and
-// `recvcounts[r]` come from it; in both buffers blocks lie in rank order without gaps.
+// As pleachAlltoAll, with blocks of different lengths. `sendcounts[r]` elements go to rank r, and
+// `recvcounts[r]` elements come from rank r. Both buffers hold the blocks in rank order without
+// gaps.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none; both lists are NULL or have one element for each rank,
-// and are read before the function returns. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. Both lists are NULL or have one
+// element for each rank, and are read before the function returns. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -974,19 +984,19 @@ pleachResult_t pleachAlltoAllV(const void *sendbuff,
                                pleachComm_t comm,
                                void *stream);
 
-// As pleachGather with blocks of different lengths: that of rank r has `counts[r]` elements, and
-// all ranks pass the same counts, one for each rank.
+// As pleachGather, with blocks of different lengths. The block of rank r has `counts[r]` elements.
+// All ranks pass the same counts, one for each rank.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-// is read before the function returns. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+// element for each rank, and is read before the function returns. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -998,19 +1008,19 @@ pleachResult_t pleachGatherV(const void *sendbuff,
                              pleachComm_t comm,
                              void *stream);
 
-// As pleachScatter with blocks of different lengths: that of rank r has `counts[r]` elements, and
-// all ranks pass the same counts, one for each rank.
+// As pleachScatter, with blocks of different lengths. The block of rank r has `counts[r]`
+// elements. All ranks pass the same counts, one for each rank.
 //
-// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-// is read before the function returns. Threads: any; calls of several threads on one
-// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-// at once.
+// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+// element for each rank, and is read before the function returns. Threads: any; calls of several
+// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+// function returns at once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks make different calls, the communicator was finalized, this process is a forked
+// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 // pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 // fails; pleachInternalError after a mistake of the library.
@@ -1022,8 +1032,8 @@ pleachResult_t pleachScatterV(const void *sendbuff,
                               pleachComm_t comm,
                               void *stream);
 
-// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call
-// it.
+// Joins the communicator of a unique id as rank `rank` of `nranks` ranks. All ranks call the
+// function.
 //
 // Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
 // pleachCommDestroy or pleachCommAbort. Threads: any. Blocks: until all ranks are there, at
@@ -1054,7 +1064,7 @@ pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
                                         const pleachConfig_t *config);
 
 // Joins the ranks that the launcher of this process describes: `pleach run`, torchrun, mpirun,
-// mpiexec or srun; alone without a launcher. All ranks call it.
+// mpiexec or srun. Without a launcher the communicator has one rank. All ranks call the function.
 //
 // Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
 // pleachCommDestroy or pleachCommAbort. `config` is NULL or points to a configuration that
@@ -1063,76 +1073,77 @@ pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
 // which is a minute by default.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
-// says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
-// communicators exist already; pleachSystemError if the ranks do not meet in time, or the system
-// refuses what is needed; pleachInternalError after a mistake of the library.
+// describes no ranks or contradicts itself; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, or if 65536 communicators exist already; pleachSystemError if the ranks do not
+// meet in time, or the system refuses what is needed; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *config);
 
-// Divides a communicator: the ranks that pass the same colour become one, numbered by their
-// keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
-// NULL. All ranks call it. The new communicator takes its configuration from the old one, with
-// the time of pleachCommSetTimeout, apart from a timeoutMs that is not 0: fabric and reproducible
-// cannot differ.
+// Divides a communicator. The ranks that pass the same colour form a new communicator. They are
+// numbered by their keys, and by their old ranks where keys are equal. A rank that passes
+// PLEACH_SPLIT_NOCOLOR gets NULL. All ranks call the function. The new communicator takes its
+// configuration from the old communicator, with the timeout of pleachCommSetTimeout. Only a
+// timeoutMs that is not 0 changes it: fabric and reproducible cannot differ.
 //
-// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
-// communicator; the old one stays. `config` is NULL or points to a configuration that began
-// with PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls
-// of several threads on one communicator need one order on all ranks. Blocks: until the new
-// communicators are there, at most the timeout of the communicator while ranks have not made the
-// call, and at most joinTimeoutMs while the ranks of the new communicator join.
+// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new communicator;
+// the old communicator stays. `config` is NULL or points to a configuration that began with
+// PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls of
+// several threads on one communicator need one order on all ranks. Blocks: until the new
+// communicators are there. It waits at most the timeout of the communicator for all ranks to make
+// the call, then at most joinTimeoutMs for the ranks of the new communicator to join.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536
-// communicators already, the ranks make different calls, the communicator was finalized, or its
-// process forked; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost,
-// has left, has aborted or has broken the protocol; pleachSystemError if the ranks of a colour
-// do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU fails;
-// pleachInternalError after a mistake of the library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if there are 65536 communicators already, the ranks
+// make different calls, the communicator was finalized, or this process is a forked child;
+// pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left, has
+// aborted or has broken the protocol; pleachSystemError if the ranks of a colour do not meet, or
+// the system refuses what is needed; pleachUnhandledCudaError if a GPU fails; pleachInternalError
+// after a mistake of the library.
 pleachResult_t pleachCommSplit(pleachComm_t comm,
                                int color,
                                int key,
                                pleachComm_t *newcomm,
                                const pleachConfig_t *config);
 
-// Ends a communicator in order: all ranks call it, and it tells them that this rank leaves.
-// Every later call but pleachCommDestroy, pleachCommAbort and the functions that ask returns
-// pleachInvalidUsage.
+// Ends a communicator in order. All ranks call the function, which tells the other ranks that this
+// rank leaves. Every later call returns pleachInvalidUsage, except for pleachCommDestroy,
+// pleachCommAbort and queries.
 //
-// Ownership: the communicator stays the caller's, who ends it with pleachCommDestroy. Threads:
-// any. Blocks: until the other ranks call it too, at most 5 s.
+// Ownership: the communicator stays the caller's. The caller ends it with pleachCommDestroy.
+// Threads: any. Blocks: until the other ranks call the function too, at most 5 s.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
 // pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if the ranks make different
-// calls, the communicator was finalized, or its process forked; pleachTimeout if another rank
-// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the
-// protocol; pleachSystemError if the system refuses memory or a thread;
+// calls, the communicator was finalized, or this process is a forked child; pleachTimeout if
+// another rank is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken
+// the protocol; pleachSystemError if the system refuses memory or a thread;
 // pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommFinalize(pleachComm_t comm);
 
-// Frees a communicator. A communicator that was not finalized leaves now: this is no failure to
+// Frees a communicator. If it was not finalized, this rank leaves now. This is no failure for
 // ranks that need nothing more of this rank.
 //
-// Ownership: the handle is the library's again and names nothing from now on. A call that
-// another thread has under way keeps the communicator until it has ended. Threads: any, also
-// while another thread is in a call on the communicator. Blocks: while peers take what this
-// rank has sent, at most 5 s; not while another thread is in a call.
+// Ownership: the handle goes back to the library and is invalid from now on. A call of another
+// thread that is under way keeps the communicator until the call has ended. Threads: any, also
+// while another thread is in a call on the communicator. Blocks: while peers take the data that
+// this rank has sent, at most 5 s. It does not wait for calls of other threads.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommDestroy(pleachComm_t comm);
 
-// Ends the work of a communicator on all ranks within 100 ms and frees it: calls that are under
-// way, here and on other ranks, return pleachRemoteError.
+// Ends the work of a communicator on all ranks within 100 ms and frees the communicator. Calls
+// that are under way on any rank return pleachRemoteError.
 //
-// Ownership: the handle is the library's again and names nothing from now on. Threads: any, at
-// any time, also while another thread is in a call on the communicator. Blocks: until the peers
-// have been told, about 100 ms at most.
+// Ownership: the handle goes back to the library and is invalid from now on. Threads: any, at any
+// time, also while another thread is in a call on the communicator. Blocks: until the peers have
+// been told, about 100 ms at most.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommAbort(pleachComm_t comm);
 
-// Stores how many ranks a communicator has.
+// Stores the number of ranks of a communicator.
 //
 // Ownership: `count` is NULL or points to an int. Threads: any. Blocks: no.
 //
@@ -1148,8 +1159,8 @@ pleachResult_t pleachCommCount(pleachComm_t comm, int *count);
 // communicator; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommUserRank(pleachComm_t comm, int *rank);
 
-// Stores pleachSuccess if no call on this communicator has failed for good, or else the result
-// of the first call that did: such a communicator can only be destroyed.
+// Stores pleachSuccess if no call has made the communicator fail for good. Otherwise stores the
+// result of the first such call. A failed communicator can only be destroyed.
 //
 // Ownership: `asyncError` is NULL or points to a pleachResult_t. Threads: any. Blocks: no.
 //
@@ -1157,19 +1168,19 @@ pleachResult_t pleachCommUserRank(pleachComm_t comm, int *rank);
 // communicator; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommGetAsyncError(pleachComm_t comm, pleachResult_t *asyncError);
 
-// Sets how long each later call on this communicator waits for other ranks, in milliseconds; 0
-// goes back to the time of the configuration.
+// Sets the longest time that each later call on this communicator waits for other ranks, in
+// milliseconds. 0 restores the time of the configuration.
 //
-// Ownership: nothing changes hands. Threads: any; calls that are under way keep their time.
+// Ownership: nothing changes hands. Threads: any; calls that are under way keep their timeout.
 // Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommSetTimeout(pleachComm_t comm, uint64_t milliseconds);
 
-// Stores the number of a sum that multiplies the input of this rank by `scalar` first, which is
-// one element of the type, in host memory: `residence` is pleachScalarHostImmediate. Factors
-// may differ from rank to rank. The number is for this communicator alone, until
+// Stores the number of a sum that first multiplies the input of this rank by `scalar`. `scalar` is
+// one element of the type, in host memory: `residence` is pleachScalarHostImmediate. Factors may
+// differ from rank to rank. The number is valid for this communicator alone, until
 // pleachRedOpDestroy.
 //
 // Ownership: `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an
@@ -1183,18 +1194,18 @@ pleachResult_t pleachRedOpCreatePreMulSum(pleachRedOp_t *op,
                                           pleachScalarResidence_t residence,
                                           pleachComm_t comm);
 
-// Forgets a number that pleachRedOpCreatePreMulSum has stored.
+// Destroys an operation of pleachRedOpCreatePreMulSum.
 //
-// Ownership: the number is the library's again. Threads: any. Blocks: no.
+// Ownership: the number goes back to the library. Threads: any. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or number;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachRedOpDestroy(pleachRedOp_t op, pleachComm_t comm);
 
-// Opens a device as rank `rank` of `nranks` that the unique id names, and connects it to the
-// devices of all other ranks. All ranks call it. Of the fields of `config`, `reproducible` has
-// no effect, and `timeoutMs` is how long functions on the device wait. An id is for one device
-// or one communicator.
+// Opens a device as rank `rank` of the `nranks` ranks that share the unique id, and connects the
+// device to the devices of all other ranks. All ranks call the function. The field `reproducible`
+// of `config` has no effect. The field `timeoutMs` is the longest time that functions on the
+// device wait. An id is for one device or one communicator.
 //
 // Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
 // pleachDeviceClose. `config` is NULL or points to a configuration that began with
@@ -1213,7 +1224,7 @@ pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
                                 const pleachConfig_t *config);
 
 // As pleachDeviceOpen, among the ranks that the launcher of this process describes; see
-// pleachCommInitFromEnv. A process opens one device or one communicator so.
+// pleachCommInitFromEnv. A process may open one device or one communicator in this way.
 //
 // Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
 // pleachDeviceClose. `config` is NULL or points to a configuration that began with
@@ -1227,17 +1238,17 @@ pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
 // what is needed; pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceOpenFromEnv(pleachDevice_t *device, const pleachConfig_t *config);
 
-// Closes a device and tells the peers. Peers that still need this rank's memory get errors: let
-// all ranks call pleachDeviceExchange before.
+// Closes a device and tells the peers. Peers that still need this rank's memory get errors. To
+// avoid this, all ranks call pleachDeviceExchange before they close.
 //
-// Ownership: the handle is the library's again and names nothing from now on. Regions stay
-// until they are released. Threads: any, also while other threads wait for the device: they
-// return pleachInvalidUsage. Blocks: until the peers have what this rank has submitted, at most
+// Ownership: the handle goes back to the library and is invalid from now on. Regions stay until
+// they are released. Threads: any, also while other threads wait for the device; these return
+// pleachInvalidUsage. Blocks: until the peers have received what this rank has submitted, at most
 // 5 s.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if there is no such device; pleachInvalidUsage
-// if this process was forked from the one that opened the device; pleachTimeout if a peer does
-// not take what was submitted; the device is closed then too; pleachInternalError after a
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such device; pleachInvalidUsage if
+// this process was forked from the one that opened the device; pleachTimeout if a peer does not
+// take what was submitted (the device is closed in this case too); pleachInternalError after a
 // mistake of the library.
 pleachResult_t pleachDeviceClose(pleachDevice_t device);
 
@@ -1251,27 +1262,28 @@ pleachResult_t pleachDeviceClose(pleachDevice_t device);
 // one that opened the device; pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceGetInfo(pleachDevice_t device, pleachDeviceInfo_t *info);
 
-// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order:
-// the way to tell peers the keys of regions. All ranks call it with the same number of bytes,
-// at most PLEACH_EXCHANGE_BYTES. No rank returns before all have called it, so it is a barrier
-// too. Not for data.
+// Gives `bytes` bytes of this rank to all ranks, and stores the bytes of all ranks in rank order.
+// It serves to tell peers the keys of regions, and is not for data. All ranks call the function
+// with the same number of bytes, at most PLEACH_EXCHANGE_BYTES. No rank returns before all ranks
+// have called the function, so it is a barrier too.
 //
-// Ownership: both stay the caller's: `own` has so many bytes, `all` has so many for each rank;
-// they are NULL where they have none. Threads: any; exchanges of several threads come one after
-// the other. Blocks: until all ranks have called it, at most the timeout of the device.
+// Ownership: both buffers stay the caller's. `own` has `bytes` bytes, and `all` has `bytes` bytes
+// for each rank; both may be NULL where `bytes` is 0. Threads: any; exchanges of several threads
+// are made one after the other. Blocks: until all ranks have called the function, at most the
+// timeout of the device.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if the ranks give different numbers of bytes, another thread closes the
-// device, or this process was forked from the one that opened the device; pleachRemoteError if
-// a rank is lost or has closed its device; pleachTimeout if a rank does not call it in time;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if the ranks give different numbers of bytes, another thread closes the device, or this process
+// was forked from the one that opened the device; pleachRemoteError if a rank is lost or has
+// closed its device; pleachTimeout if a rank does not call the function in time;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceExchange(pleachDevice_t device,
                                     const void *own,
                                     void *all,
                                     size_t bytes);
 
-// Allocates `size` zeroed bytes and registers them with a device: every fabric can. Stores the
-// address and a handle.
+// Allocates `size` zeroed bytes and registers them with a device. Every fabric can register them.
+// Stores the address and a handle.
 //
 // Ownership: `address` is NULL or points to a pointer; `region` is NULL or points to a
 // pleachRegion_t. The caller releases the region with pleachRegionRelease, which frees the
@@ -1288,10 +1300,10 @@ pleachResult_t pleachRegionAlloc(pleachDevice_t device,
 
 // Registers memory of the user with a device.
 //
-// Ownership: `address` is NULL or has so many bytes until `release` is called, once, with
-// `address` and `context`: when the region was released and no transfer uses the memory.
-// `release` is not called if this function fails. `region` is NULL or points to a
-// pleachRegion_t. Threads: any; `release` is called by any thread. Blocks: no.
+// Ownership: `address` is NULL or has `size` bytes until `release` is called. `release` is called
+// once, with `address` and `context`, when the region was released and no transfer uses the
+// memory. `release` is not called if this function fails. `region` is NULL or points to a
+// pleachRegion_t. Threads: any; any thread may call `release`. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right or `release` is
 // NULL; pleachInvalidUsage if the fabric needs memory of pleachRegionAlloc, as "shm" does,
@@ -1305,11 +1317,11 @@ pleachResult_t pleachRegionRegister(pleachDevice_t device,
                                     void *context,
                                     pleachRegion_t *region);
 
-// Releases a region; peers that use its key get an error.
+// Releases a region. Peers that use its key from now on get an error.
 //
-// Ownership: the handle is the library's again and names nothing from now on. A transfer of
-// this rank that is under way holds the memory until the transfer ends. Threads: any, also
-// after the device was closed. Blocks: no.
+// Ownership: the handle goes back to the library and is invalid from now on. A transfer of this
+// rank that is under way holds the memory until the transfer ends. Threads: any, also after the
+// device was closed. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such region; pleachInternalError
 // after a mistake of the library.
@@ -1327,19 +1339,20 @@ pleachResult_t pleachRegionExport(pleachRegion_t region,
                                   pleachRemoteSlice_t *slice);
 
 // Writes a part of a region of this rank to the part `destination` of a region of a peer, which
-// is as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot`
-// for this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
-// PLEACH_NO_SIGNAL it raises none. Who sees the signal sees the bytes; transfers have no other
-// order. The next signal to the same slot replaces a payload.
+// must have the same length, and then raises a signal at the peer. The signal adds one to the
+// peer's signal slot `signalSlot` for this rank. It carries `payloadBytes` bytes of payload, at
+// most PLEACH_PAYLOAD_BYTES. With PLEACH_NO_SIGNAL the put raises no signal. The bytes are visible
+// when the signal is; transfers have no other order. The next signal to the same slot replaces the
+// payload.
 //
-// `transfer` gets a number for pleachTransferWait; with NULL nobody asks for the end. Transfers
-// proceed while any thread of this process is in a function on the device. A key that the peer
-// does not know is an error of pleachTransferWait.
+// `transfer` gets a number for pleachTransferWait; NULL if the caller does not wait for the end.
+// Transfers proceed while any thread of this process is in a function on the device. A key that
+// the peer does not know is an error of pleachTransferWait.
 //
 // Ownership: the source stays the caller's and must not change until the transfer has ended.
-// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many
-// bytes: both are read before the function returns. `transfer` is NULL or points to a
-// pleachTransfer_t. Threads: any. Blocks: only while too many transfers to the peer are under
+// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has
+// `payloadBytes` bytes. Both are read before the function returns. `transfer` is NULL or points to
+// a pleachTransfer_t. Threads: any. Blocks: only while too many transfers to the peer are under
 // way, at most the timeout of the device.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
@@ -1358,8 +1371,9 @@ pleachResult_t pleachPut(pleachDevice_t device,
                          size_t payloadBytes,
                          pleachTransfer_t *transfer);
 
-// Reads the part `source` of a region of a peer into a part of a region of this rank, which is
-// as long. The bytes are there when the transfer has ended. `transfer` as in pleachPut.
+// Reads the part `source` of a region of a peer into a part of a region of this rank, which must
+// have the same length. The bytes are there when the transfer has ended. `transfer` is used as in
+// pleachPut.
 //
 // Ownership: the destination stays the caller's and belongs to the transfer until it has ended.
 // `source` is NULL or points to a pleachRemoteSlice_t, which is read before the function
@@ -1379,9 +1393,9 @@ pleachResult_t pleachGet(pleachDevice_t device,
                          size_t length,
                          pleachTransfer_t *transfer);
 
-// Adds `value` to a 64-bit word of a peer, wrapping: `word` names 8 bytes at a multiple of 8.
-// Atomic among such operations of all ranks. pleachTransferWait stores the old value.
-// `transfer` as in pleachPut.
+// Adds `value` to a 64-bit word of a peer. The sum wraps. `word` names 8 bytes at a multiple of 8.
+// The operation is atomic among such operations of all ranks. pleachTransferWait stores the old
+// value. `transfer` is used as in pleachPut.
 //
 // Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
 // function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
@@ -1398,8 +1412,8 @@ pleachResult_t pleachAtomicAdd(pleachDevice_t device,
                                uint64_t value,
                                pleachTransfer_t *transfer);
 
-// Stores `desired` in a 64-bit word of a peer if the word equals `expected`; else as
-// pleachAtomicAdd.
+// Stores `desired` in a 64-bit word of a peer if the word equals `expected`. Everything else is as
+// in pleachAtomicAdd.
 //
 // Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
 // function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
@@ -1417,10 +1431,10 @@ pleachResult_t pleachAtomicCompareSwap(pleachDevice_t device,
                                        uint64_t desired,
                                        pleachTransfer_t *transfer);
 
-// Raises a signal at a peer without writing to a region. Signal, payload and `transfer` as in
-// pleachPut.
+// Raises a signal at a peer without writing to a region. The signal, the payload and `transfer`
+// are as in pleachPut.
 //
-// Ownership: `payload` is NULL or has so many bytes, which are read before the function
+// Ownership: `payload` is NULL or has `payloadBytes` bytes, which are read before the function
 // returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks: only while
 // too many transfers to the peer are under way, at most the timeout of the device.
 //
@@ -1436,13 +1450,13 @@ pleachResult_t pleachSignal(pleachDevice_t device,
                             size_t payloadBytes,
                             pleachTransfer_t *transfer);
 
-// Waits until a transfer has ended. The end of a put means that its source may be used again,
-// the end of a get that its bytes are here. `value`, if not NULL, gets the old value of an
-// atomic operation.
+// Waits until a transfer has ended. After the end of a put its source may be used again. After the
+// end of a get its bytes are here. `value`, if not NULL, gets the old value of an atomic
+// operation.
 //
-// Ownership: `value` is NULL or points to a number. The number of the transfer names nothing
-// after its end. Threads: any. Blocks: until the transfer has ended, at most so many
-// milliseconds; 0 looks once.
+// Ownership: `value` is NULL or points to a number. The number of the transfer is invalid after
+// its end. Threads: any. Blocks: until the transfer has ended, at most `timeoutMs` milliseconds; 0
+// checks once.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such device or transfer;
 // pleachInvalidUsage if another thread closes the device, or this process was forked from the
@@ -1454,19 +1468,18 @@ pleachResult_t pleachTransferWait(pleachDevice_t device,
                                   uint64_t timeoutMs,
                                   uint64_t *value);
 
-// Waits until a signal slot of this rank has received at least `count` signals of a peer since
-// the device was opened. Everything that these signals announce is visible then. `payload`, if
-// not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the last signal; bytes beyond those that
-// the peer gave have no meaning.
+// Waits until a signal slot of this rank has received at least `count` signals of a peer since the
+// device was opened. All bytes whose puts have raised these signals are visible then. `payload`,
+// if not NULL, gets the PLEACH_PAYLOAD_BYTES bytes of payload of the last signal. Bytes that the
+// peer did not give have no meaning.
 //
-// Ownership: `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes. Threads: any. Blocks: until
-// the signals have come, at most so many milliseconds; 0 looks once.
+// Ownership: `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes. Threads: any. Blocks: until the
+// signals have come, at most `timeoutMs` milliseconds; 0 checks once.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage if another thread closes the device, or this process was forked from the
-// one that opened the device; pleachRemoteError if the peer is lost or has closed its device
-// before; pleachTimeout if the signals have not come; pleachInternalError after a mistake of
-// the library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if another thread closes the device, or this process was forked from the one that opened the
+// device; pleachRemoteError if the peer is lost or has closed its device before it raised them;
+// pleachTimeout if the signals have not come; pleachInternalError after a mistake of the library.
 pleachResult_t pleachSignalWait(pleachDevice_t device,
                                 int peer,
                                 int signalSlot,
@@ -1474,8 +1487,8 @@ pleachResult_t pleachSignalWait(pleachDevice_t device,
                                 uint64_t timeoutMs,
                                 void *payload);
 
-// Stores how many signals of a peer a signal slot of this rank has received since the device
-// was opened, as far as this process knows without progress.
+// Stores the number of signals of a peer that a signal slot of this rank has received since the
+// device was opened. The function makes no progress, so it may miss the newest signals.
 //
 // Ownership: `count` is NULL or points to a number. Threads: any. Blocks: no.
 //
@@ -1484,15 +1497,15 @@ pleachResult_t pleachSignalWait(pleachDevice_t device,
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachSignalCount(pleachDevice_t device, int peer, int signalSlot, uint64_t *count);
 
-// Opens an endpoint: other programs may connect to it from now on. Off loopback peers need a
-// secret (`secretFile`, PLEACH_SECRET_FILE); without one an endpoint gives its tensors to whoever
-// reaches its port.
+// Opens an endpoint. Other programs may connect to it from now on. An endpoint that listens on an
+// address other than loopback should have a secret (`secretFile`, PLEACH_SECRET_FILE). Without a
+// secret an endpoint gives its tensors to every program that reaches its port.
 //
 // Ownership: `endpoint` is NULL or points to a pleachEndpoint_t. The caller closes the endpoint
-// with pleachEndpointClose. `options` is NULL, for what the environment says, or points to options
-// that began with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, whose texts end with a zero byte; they are
-// read before the function returns. Threads: any. Blocks: no, apart from the lookup of a host's
-// name.
+// with pleachEndpointClose. `options` is NULL, which stands for the values of the environment, or
+// points to options that began with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, whose texts end with a
+// zero byte; they are read before the function returns. Threads: any. Blocks: no, apart from the
+// lookup of a host's name.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a variable of the
 // environment has a wrong value, or the secret cannot be read; pleachInvalidUsage if 65536
@@ -1502,35 +1515,35 @@ pleachResult_t pleachSignalCount(pleachDevice_t device, int peer, int signalSlot
 pleachResult_t pleachEndpointOpen(pleachEndpoint_t *endpoint,
                                   const pleachEndpointOptions_t *options);
 
-// Closes an endpoint: its port is free, its links end, and calls that wait on it or on its peers
-// fail.
-// Callbacks of receives have been called when it returns, unless a callback calls it. Tensors that
-// were received stay readable until they are released, and calls on peers of the endpoint fail.
-// Memory that was sent is given back at the latest when the last peer, receive and received tensor
-// of the endpoint is released. Memory is lent no longer: let receivers end before, or they see in
-// place what this program writes next.
+// Closes an endpoint. Its port becomes free, its links end, and calls on the endpoint or on its
+// peers fail, also calls that wait already. When the function returns, the callbacks of all
+// receives have been called, unless a callback calls the function. Received tensors stay readable
+// until they are released. Memory that was sent is given back at the latest when the last peer,
+// receive and received tensor of the endpoint is released. Memory is no longer lent. So receivers
+// should end before: otherwise they may see in place the bytes that this program writes next.
 //
-// Ownership: the handle is the library's again and names nothing from now on. Threads: any, also
-// while other threads are in calls on the endpoint and its peers. Blocks: until callbacks that run
-// have returned.
+// Ownership: the handle goes back to the library and is invalid from now on. Threads: any, also
+// while other threads are in calls on the endpoint and its peers. Blocks: until all running
+// callbacks have returned.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint; pleachInvalidUsage
 // if this process was forked from the one that opened the endpoint; pleachInternalError after a
 // mistake of the library.
 pleachResult_t pleachEndpointClose(pleachEndpoint_t endpoint);
 
-// Stores the address at which other programs reach an endpoint, as "127.0.0.1:40001".
+// Stores the address at which other programs reach an endpoint, for example "127.0.0.1:40001".
 //
-// Ownership: `address` is NULL or has `bytes` bytes, of which PLEACH_ADDRESS_BYTES are enough; a
-// zero byte ends the text. Threads: any. Blocks: no.
+// Ownership: `address` is NULL or has `bytes` bytes; PLEACH_ADDRESS_BYTES bytes are enough. A zero
+// byte ends the text. Threads: any. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint, `address` is NULL or
 // the text does not fit; pleachInvalidUsage if this process was forked from the one that opened
 // the endpoint; pleachInternalError after a mistake of the library.
 pleachResult_t pleachEndpointAddress(pleachEndpoint_t endpoint, char *address, size_t bytes);
 
-// Stores the incarnation of an endpoint: a number that it has drawn when it was opened, so that an
-// endpoint that comes later at the same address is known as another one. 0 is none.
+// Stores the incarnation of an endpoint: a random number that is drawn when the endpoint is
+// opened. It distinguishes the endpoint from a later endpoint at the same address. 0 is no
+// incarnation.
 //
 // Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
 //
@@ -1539,7 +1552,7 @@ pleachResult_t pleachEndpointAddress(pleachEndpoint_t endpoint, char *address, s
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachEndpointIncarnation(pleachEndpoint_t endpoint, uint64_t *incarnation);
 
-// Stores what an endpoint has counted, and what it holds now.
+// Stores the counters of an endpoint, and the amounts that it holds now.
 //
 // Ownership: `counts` is NULL or points to a struct that began with
 // PLEACH_ENDPOINT_COUNTS_INITIALIZER. Threads: any. Blocks: no.
@@ -1549,20 +1562,21 @@ pleachResult_t pleachEndpointIncarnation(pleachEndpoint_t endpoint, uint64_t *in
 // one that opened the endpoint; pleachInternalError after a mistake of the library.
 pleachResult_t pleachEndpointGetCounts(pleachEndpoint_t endpoint, pleachEndpointCounts_t *counts);
 
-// Stores the last failure of the calling thread to send or to receive a tensor; kind is
-// pleachExchangeNone if none of its calls has failed so. In a callback that is told of a failure
-// it is that failure. Wrong arguments are no such failures.
+// Stores the last failure of the calling thread to send or to receive a tensor. The kind is
+// pleachExchangeNone if no such call of the thread has failed. In a callback that reports a
+// failure, it is that failure. A wrong argument is not such a failure.
 //
 // Ownership: `failure` is NULL or points to a struct that began with
-// PLEACH_EXCHANGE_FAILURE_INITIALIZER. Threads: any; each has its own failure. Blocks: no.
+// PLEACH_EXCHANGE_FAILURE_INITIALIZER. Threads: any; each thread has a failure of its own. Blocks:
+// no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if `failure` is NULL or its size is not that of
 // the struct; pleachInternalError after a mistake of the library.
 pleachResult_t pleachGetLastExchangeFailure(pleachExchangeFailure_t *failure);
 
-// Allocates lendable memory, for an allocator of tensors: pleachEndpointSendMemory sends what lies
-// in it without a copy. It is aligned to 64 bytes and holds zeros, or bytes of earlier tensors of
-// this program.
+// Allocates lendable memory, for an allocator of tensors. pleachEndpointSendMemory sends tensors
+// in this memory without a copy. The memory is aligned to 64 bytes. It holds zeros, or bytes of
+// earlier tensors of this program.
 //
 // Ownership: `ptr` is NULL or points to a pointer, which is NULL after a failure. The caller frees
 // the memory with pleachLendableFree. Threads: any. Blocks: no.
@@ -1573,33 +1587,33 @@ pleachResult_t pleachGetLastExchangeFailure(pleachExchangeFailure_t *failure);
 // after a mistake of the library.
 pleachResult_t pleachLendableAlloc(pleachEndpoint_t endpoint, size_t bytes, void **ptr);
 
-// Frees memory of pleachLendableAlloc. It is used again when no peer reads a tensor in it.
+// Frees memory of pleachLendableAlloc. The memory is used again when no peer reads a tensor in it.
 //
-// Ownership: the memory is the library's again. Threads: any; callbacks of this library may call
-// it. Blocks: no.
+// Ownership: the memory goes back to the library. Threads: any; callbacks of this library may call
+// the function. Blocks: no.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is no address that pleachLendableAlloc
-// has stored, or was freed (NULL is freed with success); pleachInvalidUsage if this process was
-// forked from the one that opened the endpoint; pleachInternalError after a mistake of the
-// library.
+// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is not an address that
+// pleachLendableAlloc has stored, or was freed already (for NULL the function succeeds);
+// pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachLendableFree(void *ptr);
 
-// Sends a tensor that lies in memory of the caller, as pleachEndpointSend does. In memory of
-// pleachLendableAlloc of this endpoint, at a multiple of 64 bytes from its beginning, the tensor
-// is lent where it lies. Elsewhere, and without `release`, it is copied once before the function
-// returns.
+// Sends a tensor in memory of the caller, as pleachEndpointSend does. The tensor is lent in place
+// if it lies in memory of pleachLendableAlloc of this endpoint, at a multiple of 64 bytes from the
+// beginning of this memory. Otherwise, and without `release`, it is copied once before the
+// function returns.
 //
 // `release` is called once, with `data` and `context`, when neither this program nor a peer needs
-// the memory any more; until then nobody may write it. The thread of the endpoint that calls
-// callbacks of receives calls it, or after pleachEndpointClose any thread; it may call every
-// function of this library. It is not called if this function fails.
+// the memory any more. Until then nobody may write the memory. The thread of the endpoint that
+// calls callbacks of receives calls `release`; after pleachEndpointClose any thread may call it.
+// `release` may call every function of this library. It is not called if this function fails.
 //
-// Ownership: the memory stays the caller's, and readable until `release` is called, or until the
-// function returns where there is no `release`; it has as many elements as the `ndim` lengths of
-// `dims` say, the slowest dimension first. `dims` is read before the function returns. `name` is
+// Ownership: the memory stays the caller's. It must stay readable until `release` is called, or
+// until the function returns if `release` is NULL. The `ndim` lengths of `dims` give its number of
+// elements, the slowest dimension first. `dims` is read before the function returns. `name` is
 // NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any. Blocks: only while
-// more bytes wait for receivers than the endpoint may hold, at most so many milliseconds; 0 is the
-// time of the endpoint.
+// more bytes wait for receivers than the endpoint may hold, at most `timeoutMs` milliseconds; 0
+// stands for the time of the endpoint.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 // if a limit is reached, the endpoint was closed, or this process was forked from the one that
@@ -1618,10 +1632,10 @@ pleachResult_t pleachEndpointSendMemory(pleachEndpoint_t endpoint,
                                         void *context,
                                         uint64_t timeoutMs);
 
-// Names another program by the address of its endpoint, as pleachEndpointAddress stores it there.
-// The link is made by the first receive, and anew after a loss. A program that was restarted is
-// another one: receives of the old peer fail then (pleachExchangeAborted), and the caller connects
-// anew.
+// Makes a peer for another program from the address of its endpoint, as pleachEndpointAddress
+// stores it there. The first receive makes the link, and the next receive after a loss makes it
+// again. A program that was restarted is another program: receives from the old peer fail
+// (pleachExchangeAborted), and the caller connects again.
 //
 // Ownership: `address` is NULL or a text that ends with a zero byte. `peer` is NULL or points to a
 // pleachPeer_t; the caller closes the peer with pleachPeerClose. Threads: any. Blocks: no.
@@ -1633,9 +1647,9 @@ pleachResult_t pleachEndpointConnect(pleachEndpoint_t endpoint,
                                      const char *address,
                                      pleachPeer_t *peer);
 
-// Forgets a peer. Its link closes when no tensor and no receive of the peer is left.
+// Closes a peer. Its link closes when no tensor and no receive of the peer is left.
 //
-// Ownership: the handle is the library's again and names nothing from now on; tensors and receives
+// Ownership: the handle goes back to the library and is invalid from now on; tensors and receives
 // stay. Threads: any, also while other threads are in calls on the peer. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such peer; pleachInvalidUsage if
@@ -1643,22 +1657,22 @@ pleachResult_t pleachEndpointConnect(pleachEndpoint_t endpoint,
 // mistake of the library.
 pleachResult_t pleachPeerClose(pleachPeer_t peer);
 
-// Makes the link to a peer, if there is none, and waits until memory is shared over it: the next
-// tensors come in place. Programs need not call it. Where no memory can be shared the link is
-// there all the same, and tensors come inline.
+// Makes the link to a peer, if there is none, and waits until memory is shared over it. Tensors
+// then come in place. Programs need not call the function. If no memory can be shared, the link
+// exists all the same, and tensors come inline.
 //
 // Ownership: nothing changes hands. Threads: any. Blocks: until it is known whether memory is
-// shared, at most so many milliseconds; 0 is the time of the endpoint.
+// shared, at most `timeoutMs` milliseconds; 0 stands for the time of the endpoint.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such peer; pleachInvalidUsage if no
-// memory is shared with it, its endpoint was closed, or this process was forked from the one that
-// opened the endpoint; pleachRemoteError if the peer is not reached, is lost, was restarted or has
-// another secret; pleachTimeout if the time has passed; pleachInternalError after a mistake of the
-// library.
+// memory is shared with the peer, the endpoint was closed, or this process was forked from the one
+// that opened the endpoint; pleachRemoteError if the peer cannot be reached, is lost, was
+// restarted or has another secret; pleachTimeout if the time has passed; pleachInternalError after
+// a mistake of the library.
 pleachResult_t pleachPeerShareRegions(pleachPeer_t peer, uint64_t timeoutMs);
 
-// Stores the incarnation of a peer's endpoint, as pleachEndpointIncarnation stores it there; 0
-// before the first link.
+// Stores the incarnation of a peer's endpoint, as pleachEndpointIncarnation stores it in the peer;
+// 0 before the first link.
 //
 // Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
 //
@@ -1667,19 +1681,19 @@ pleachResult_t pleachPeerShareRegions(pleachPeer_t peer, uint64_t timeoutMs);
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachPeerIncarnation(pleachPeer_t peer, uint64_t *incarnation);
 
-// Receives the tensor of a key from a peer: waits until the peer sends it. The tensor is read in
-// place where the peer's memory can be mapped (pleachTensorGetInfo says it).
+// Receives the tensor of a key from a peer, and waits until the peer sends it. The tensor is read
+// in place if the peer's memory can be mapped; pleachTensorGetInfo tells whether it was.
 //
 // Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `tensor` is
 // NULL or points to a pleachTensor_t, which is NULL after a failure; the caller releases the
-// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is here, at most so many
-// milliseconds; 0 is the time of the endpoint.
+// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is here, at most
+// `timeoutMs` milliseconds; 0 stands for the time of the endpoint.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the peer
-// publishes the step and not this name; pleachInvalidUsage if a limit is reached, 65536 tensors
+// publishes the step but not this name; pleachInvalidUsage if a limit is reached, 65536 tensors
 // exist already, the endpoint was closed, or this process was forked from the one that opened it;
-// pleachRemoteError if the peer is not reached, is lost, was restarted or has another secret, or
-// the step was aborted or cleaned up there; pleachTimeout if the tensor did not come in time;
+// pleachRemoteError if the peer cannot be reached, is lost, was restarted or has another secret,
+// or the step was aborted or cleaned up there; pleachTimeout if the tensor did not come in time;
 // pleachInternalError after a mistake of the library. pleachGetLastExchangeFailure tells them
 // apart.
 pleachResult_t pleachPeerReceive(pleachPeer_t peer,
@@ -1692,8 +1706,8 @@ pleachResult_t pleachPeerReceive(pleachPeer_t peer,
 //
 // Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `tensor` is
 // NULL or points to a pleachTensor_t, which is NULL after a failure; the caller releases the
-// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is sent, at most so many
-// milliseconds; 0 is the time of the endpoint.
+// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is sent, at most
+// `timeoutMs` milliseconds; 0 stands for the time of the endpoint.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 // if a limit is reached, 65536 tensors exist already, the endpoint was closed, or this process was
@@ -1706,24 +1720,25 @@ pleachResult_t pleachEndpointReceive(pleachEndpoint_t endpoint,
                                      uint64_t timeoutMs,
                                      pleachTensor_t *tensor);
 
-// Asks a peer for the tensor of a key and does not wait for it. With a callback the end is told by
-// the callback, once, whatever happens: also after pleachReceiveCancel and pleachEndpointClose,
-// and perhaps before this function returns. Without one pleachReceiveTest and pleachReceiveWait
-// tell it.
+// Starts to receive the tensor of a key from a peer, and does not wait for the tensor. A callback
+// is called once at the end, whatever happens: also after pleachReceiveCancel and
+// pleachEndpointClose, and perhaps before this function returns. Without a callback
+// pleachReceiveTest and pleachReceiveWait report the end.
 //
 // Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `receive` is
-// NULL or points to a pleachReceive_t; it may be NULL where there is a callback. The handle names
-// nothing after the end of the receive: its callback, success or failure of pleachReceiveWait, or
-// pleachReceiveCancel. Without a callback the caller brings one of the last two about. After a
-// failure of this function nothing is called. Threads: any. Blocks: only while the link to the
-// peer is made, at most so many milliseconds; 0 is the time of the endpoint. The receive ends when
-// the same time has passed.
+// NULL or points to a pleachReceive_t; NULL is allowed only with a callback. The handle is invalid
+// after the end of the receive. The end is the callback, the success or failure of
+// pleachReceiveWait, or pleachReceiveCancel. Without a callback the caller must call one of these
+// two functions. If this function fails, the callback is not called. Threads: any. Blocks: only
+// while the link to the peer is made, at most `timeoutMs` milliseconds; 0 stands for the time of
+// the endpoint. The receive ends when the same time has passed.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 // if a limit is reached, 65536 receives exist already, the endpoint was closed, or this process
-// was forked from the one that opened it; pleachRemoteError if the peer is not reached, was
-// restarted or has another secret; pleachTimeout if it does not answer in time; pleachSystemError
-// if the system refuses a thread; pleachInternalError after a mistake of the library.
+// was forked from the one that opened it; pleachRemoteError if the peer cannot be reached, was
+// restarted or has another secret; pleachTimeout if the peer does not answer in time;
+// pleachSystemError if the system refuses a thread; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachPeerStartReceive(pleachPeer_t peer,
                                       uint64_t step,
                                       const char *name,
@@ -1732,7 +1747,8 @@ pleachResult_t pleachPeerStartReceive(pleachPeer_t peer,
                                       void *context,
                                       pleachReceive_t *receive);
 
-// Stores whether a receive has ended, well or not: pleachReceiveWait returns at once then.
+// Stores whether a receive has ended, with success or failure. After the end pleachReceiveWait
+// returns at once.
 //
 // Ownership: `isReady` is NULL or points to an int. Threads: any. Blocks: no.
 //
@@ -1745,12 +1761,12 @@ pleachResult_t pleachReceiveTest(pleachReceive_t receive, int *isReady);
 //
 // Ownership: `tensor` is NULL or points to a pleachTensor_t, which is NULL unless the function
 // succeeds; the caller releases the tensor with pleachTensorRelease. Unless pleachInProgress is
-// returned, or the call itself is wrong, the receive has ended and its handle names nothing any
-// more. Threads: any, one at a time. Blocks: until the receive has ended, at most so many
-// milliseconds; 0 looks once.
+// returned, or the call itself is wrong, the receive has ended and its handle is invalid. Threads:
+// any, one at a time. Blocks: until the receive has ended, at most `timeoutMs` milliseconds; 0
+// checks once.
 //
 // Returns: pleachSuccess; pleachInProgress if the receive is still under way;
-// pleachInvalidArgument if an argument cannot be right, or the peer publishes the step and not
+// pleachInvalidArgument if an argument cannot be right, or the peer publishes the step but not
 // this name; pleachInvalidUsage if the receive has a callback, another thread waits for it, it was
 // cancelled, a limit is reached, 65536 tensors exist already, or this process was forked from the
 // one that opened the endpoint; pleachRemoteError if the peer is lost, the endpoint was closed, or
@@ -1761,11 +1777,11 @@ pleachResult_t pleachReceiveWait(pleachReceive_t receive,
                                  uint64_t timeoutMs,
                                  pleachTensor_t *tensor);
 
-// Cancels a receive: the tensor is for the next receiver, if it has not been received. A callback
-// is called all the same, with pleachInvalidUsage and the kind pleachExchangeCancelled, or with
-// the end that came first.
+// Cancels a receive. If the tensor has not been received, it stays for the next receiver. A
+// callback is called all the same: with pleachInvalidUsage and the kind pleachExchangeCancelled,
+// or with the end of the receive if this came first.
 //
-// Ownership: the handle is the library's again and names nothing from now on. Threads: any; a
+// Ownership: the handle goes back to the library and is invalid from now on. Threads: any; a
 // thread that waits for the receive returns pleachInvalidUsage. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such receive, or it has ended;
@@ -1775,12 +1791,12 @@ pleachResult_t pleachReceiveCancel(pleachReceive_t receive);
 
 // Sends a tensor under a key: a step and a name. The endpoint keeps it until one receiver has
 // taken it, or its step is aborted or cleaned up. Tensors of one key are received in the order in
-// which they were sent. From now on nobody writes the elements.
+// which they were sent. From this call on the elements must not be written.
 //
-// Ownership: the tensor stays the caller's, who may send it again and releases it whenever he
-// likes. `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any.
-// Blocks: only while more bytes wait for receivers than the endpoint may hold, at most so many
-// milliseconds; 0 is the time of the endpoint.
+// Ownership: the tensor stays the caller's. The caller may send it again, and may release it at
+// any time. `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any.
+// Blocks: only while more bytes wait for receivers than the endpoint may hold, at most `timeoutMs`
+// milliseconds; 0 stands for the time of the endpoint.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the tensor was
 // received or is another endpoint's; pleachInvalidUsage if a limit is reached, the endpoint was
@@ -1793,12 +1809,13 @@ pleachResult_t pleachEndpointSend(pleachEndpoint_t endpoint,
                                   pleachTensor_t tensor,
                                   uint64_t timeoutMs);
 
-// Offers `count` tensors as a step to all programs, each any number of times, in place of those
-// that were published in this step before. A receive of another name fails at once.
+// Publishes `count` tensors as a step to all programs. Each tensor can be received any number of
+// times. The tensors replace those that were published in this step before. A receive of another
+// name in this step fails at once.
 //
-// Ownership: the tensors stay the caller's, who releases them. `names` and `tensors` have `count`
-// entries and are read before the function returns; each name has 1 to 1024 bytes and ends with a
-// zero byte. Both are NULL where `count` is 0. Threads: any. Blocks: no.
+// Ownership: the tensors stay the caller's. The caller releases them. `names` and `tensors` have
+// `count` entries and are read before the function returns; each name has 1 to 1024 bytes and ends
+// with a zero byte. Both may be NULL where `count` is 0. Threads: any. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a name comes
 // twice, or a tensor was received or is another endpoint's; pleachInvalidUsage if this process was
@@ -1810,10 +1827,10 @@ pleachResult_t pleachEndpointPublish(pleachEndpoint_t endpoint,
                                      const char *const *names,
                                      const pleachTensor_t *tensors);
 
-// Ends a step: receives that wait in it fail with this reason (pleachExchangeAborted), and those
-// that come later, until the step is cleaned up. Its tensors are dropped.
+// Aborts a step. Receives that wait in the step fail with this reason (pleachExchangeAborted), and
+// so do later receives until the step is cleaned up. The tensors of the step are dropped.
 //
-// Ownership: `reason` is NULL, for none, or a text that ends with a zero byte. Threads: any.
+// Ownership: `reason` is NULL for no reason, or a text that ends with a zero byte. Threads: any.
 // Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint, or `reason` is no
@@ -1821,7 +1838,7 @@ pleachResult_t pleachEndpointPublish(pleachEndpoint_t endpoint,
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachEndpointAbort(pleachEndpoint_t endpoint, uint64_t step, const char *reason);
 
-// Forgets a step: receives that wait in it fail. Its tensors are dropped.
+// Cleans up a step. Receives that wait in the step fail, and its tensors are dropped.
 //
 // Ownership: nothing changes hands. Threads: any. Blocks: no.
 //
@@ -1830,14 +1847,15 @@ pleachResult_t pleachEndpointAbort(pleachEndpoint_t endpoint, uint64_t step, con
 // mistake of the library.
 pleachResult_t pleachEndpointCleanUp(pleachEndpoint_t endpoint, uint64_t step);
 
-// Makes a tensor in lendable memory: receivers on this host read it there, without a copy. It
-// holds zeros, or bytes of earlier tensors of this program. `data`, if not NULL, gets the address
-// of its elements, which the caller may write until the first call that sends the tensor.
+// Makes a tensor in lendable memory. Receivers on this host read the tensor there, without a copy.
+// The tensor holds zeros, or bytes of earlier tensors of this program. `data`, if not NULL, gets
+// the address of the elements. The caller may write the elements until the first call that sends
+// the tensor.
 //
 // Ownership: `dims` has `ndim` lengths, the slowest dimension first, and is read before the
 // function returns; it may be NULL where `ndim` is 0. `tensor` is NULL or points to a
 // pleachTensor_t; the caller releases the tensor with pleachTensorRelease. `data` is NULL or
-// points to a pointer; the address is good until the release. Threads: any. Blocks: no.
+// points to a pointer; the address is valid until the release. Threads: any. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 // pleachInvalidUsage if lendable memory is used up, 65536 tensors exist already, or this process
@@ -1850,28 +1868,29 @@ pleachResult_t pleachTensorAlloc(pleachEndpoint_t endpoint,
                                  void **data,
                                  pleachTensor_t *tensor);
 
-// Stores the properties of a tensor: type, dimensions, and where its elements are.
+// Stores the properties of a tensor: the type, the dimensions, and the address of its elements.
 //
 // Ownership: `info` is NULL or points to a struct that began with PLEACH_TENSOR_INFO_INITIALIZER.
-// Its `data` is good until the tensor is released. Threads: any. Blocks: no.
+// Its `data` is valid until the tensor is released. Threads: any. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such tensor, or `info` is NULL or
 // its size is not that of the struct; pleachInvalidUsage if this process was forked from the one
 // that opened the endpoint; pleachInternalError after a mistake of the library.
 pleachResult_t pleachTensorGetInfo(pleachTensor_t tensor, pleachTensorInfo_t *info);
 
-// Releases a tensor. A tensor that was sent stays for its receivers. The memory of a tensor that
-// was received in place goes back to its sender.
+// Releases a tensor. A tensor that was sent stays available to its receivers. The memory of a
+// tensor that was received in place goes back to its sender.
 //
-// Ownership: the handle is the library's again and names nothing from now on; nobody reads or
-// writes the elements by their address any more. Threads: any. Blocks: no.
+// Ownership: the handle goes back to the library and is invalid from now on; the elements must not
+// be read or written by their address any more. Threads: any. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such tensor; pleachInvalidUsage if
 // this process was forked from the one that opened the endpoint; pleachInternalError after a
 // mistake of the library.
 pleachResult_t pleachTensorRelease(pleachTensor_t tensor);
 
-// Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has.
+// Stores the failure of a communicator. The kind is pleachFailureNone if no call of the
+// communicator has failed.
 //
 // Ownership: `failure` is NULL or points to a struct that began with
 // PLEACH_FAILURE_INITIALIZER. Threads: any. Blocks: no.
@@ -1881,8 +1900,8 @@ pleachResult_t pleachTensorRelease(pleachTensor_t tensor);
 // library.
 pleachResult_t pleachCommGetFailure(pleachComm_t comm, pleachFailure_t *failure);
 
-// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a
-// page. The caller frees the memory with pleachMemFree.
+// Allocates `size` zeroed bytes of host memory, aligned to a page. Every fabric can register this
+// memory.
 //
 // Ownership: `ptr` is NULL or points to a pointer. The caller frees the memory with
 // pleachMemFree. Threads: any. Blocks: no.
@@ -1894,44 +1913,44 @@ pleachResult_t pleachMemAlloc(void **ptr, size_t size);
 
 // Frees memory of pleachMemAlloc.
 //
-// Ownership: the memory is the library's again. Memory that is registered stays readable and
-// writable until it is deregistered or its communicator is destroyed. Threads: any. Blocks: no.
+// Ownership: the memory goes back to the library. Registered memory stays readable and writable
+// until it is deregistered or its communicator is destroyed. Threads: any. Blocks: no.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has
-// stored, or was freed (NULL is freed with success); pleachInternalError after a mistake of the
-// library.
+// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is not an address that pleachMemAlloc has
+// stored, or was freed already (for NULL the function succeeds); pleachInternalError after a
+// mistake of the library.
 pleachResult_t pleachMemFree(void *ptr);
 
-// Registers memory with a communicator: calls on elements inside of it are carried out in
+// Registers memory with a communicator. Calls on elements inside this memory are carried out in
 // place, without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is
-// registered as a whole, over every fabric. Other memory is registered over "tcp" and "verbs"
-// alone.
+// registered as a whole, over every fabric. Other memory can be registered only over "tcp" and
+// "verbs".
 //
-// Ownership: `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
-// Memory that is not of pleachMemAlloc must stay readable and writable until
-// pleachCommDeregister has returned with success, or pleachCommDestroy or pleachCommAbort has
-// returned and no other thread is in a call on the communicator. Threads: any. Blocks: no; it
-// is local, the other ranks need not call it.
+// Ownership: `buff` is NULL or has `size` bytes; `handle` is NULL or points to a pointer. Memory
+// that is not of pleachMemAlloc must stay readable and writable until its registration has ended.
+// It has ended when pleachCommDeregister has returned with success. It has also ended when
+// pleachCommDestroy or pleachCommAbort has returned and no other thread is in a call on the
+// communicator. Threads: any. Blocks: no. The function is local: other ranks need not call it.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
-// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if this process is a forked child, or the fabric
+// needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommRegister(pleachComm_t comm, void *buff, size_t size, void **handle);
 
-// As pleachCommRegister, for memory of the user with a release callback: the memory stays until
-// `release` is called, once, with `buff` and `context`. That is during pleachCommDeregister,
-// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends.
-// It is not called if this function fails, nor for memory of pleachMemAlloc, which takes no
-// callback.
+// As pleachCommRegister, for memory of the user with a release callback. The memory must stay
+// until `release` is called. `release` is called once, with `buff` and `context`: during
+// pleachCommDeregister, pleachCommDestroy or pleachCommAbort, or later when the last call that
+// uses the memory ends. It is not called if this function fails. It is not called for memory of
+// pleachMemAlloc, for which `release` must be NULL.
 //
-// Ownership: `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or
-// points to a pointer. Threads: any; `release` is called by any thread. Blocks: no; it is
-// local, the other ranks need not call it.
+// Ownership: `buff` is NULL or has `size` bytes until `release` is called; `handle` is NULL or
+// points to a pointer. Threads: any; any thread may call `release`. Blocks: no. The function is
+// local: other ranks need not call it.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
-// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if this process is a forked child, or the fabric
+// needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommRegisterWithRelease(pleachComm_t comm,
                                              void *buff,
@@ -1942,37 +1961,38 @@ pleachResult_t pleachCommRegisterWithRelease(pleachComm_t comm,
 
 // Ends a registration.
 //
-// Ownership: the handle is the library's again and names nothing from now on; the memory is the
-// caller's again after success. After pleachTimeout the memory must stay until the communicator
-// is destroyed. Threads: any; no call on the memory may be under way. Blocks: until the fabric
-// holds the memory no longer, at most 5 s.
+// Ownership: the handle goes back to the library and is invalid from now on; after success the
+// memory is the caller's again. After pleachTimeout the memory must stay until the communicator is
+// destroyed. Threads: any; no call on the memory may be under way. Blocks: until the fabric does
+// not hold the memory any more, at most 5 s.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or
 // registration; pleachTimeout if a call still uses the memory after 5 s; pleachInternalError
 // after a mistake of the library.
 pleachResult_t pleachCommDeregister(pleachComm_t comm, void *handle);
 
-// Makes a partial all-reduce of `count` elements, which all ranks make alike. Its rounds have a
-// group of their own: other calls on the communicator go on beside them, pleachCommAbort does not
-// end them, and the communicator may be destroyed before. All ranks must hold the partial
-// all-reduce until all have finished it: a rank that destroys it before ends the rounds for the
-// others.
+// Makes a partial all-reduce of `count` elements. All ranks make the same call. Its rounds have a
+// group of their own: other calls on the communicator may run at the same time, pleachCommAbort
+// does not end the rounds, and the communicator may be destroyed before them. All ranks must keep
+// the partial all-reduce until all ranks have finished it. A rank that destroys it earlier ends
+// the rounds for the other ranks.
 //
 // Ownership: `partial` is NULL or points to a pleachPartial_t. The caller ends it with
 // pleachPartialDestroy. `config` is NULL or points to a configuration that began with
 // PLEACH_PARTIAL_CONFIG_INITIALIZER, whose text ends with a zero byte; it is read before the
 // function returns. Threads: any; calls of several threads on one communicator need one order on
-// all ranks. Blocks: until all ranks have made the call, at most the timeout of the communicator
-// while ranks have not made it, and at most joinTimeoutMs while their group is made.
+// all ranks. Blocks: until all ranks have made the call. It waits at most the timeout of the
+// communicator for the ranks to make the call, then at most joinTimeoutMs while their group is
+// made.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a partial
 // all-reduce does not know the operation, or the communicator works on memory of GPUs;
 // pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536 partial
-// all-reduces already, the ranks ask for different ones or make different calls, the communicator
-// was finalized, or its process forked; pleachTimeout if another rank is late; pleachRemoteError
-// if a rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the
-// ranks do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU
-// fails; pleachInternalError after a mistake of the library.
+// all-reduces already, the ranks ask for different partial all-reduces or make different calls,
+// the communicator was finalized, or this process is a forked child; pleachTimeout if another rank
+// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the ranks do not meet, or the system refuses what is needed;
+// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachPartialInit(pleachPartial_t *partial,
                                  size_t count,
                                  pleachDataType_t datatype,
@@ -1980,80 +2000,82 @@ pleachResult_t pleachPartialInit(pleachPartial_t *partial,
                                  const pleachPartialConfig_t *config,
                                  pleachComm_t comm);
 
-// Stores the address of this rank's next contribution: `count` elements of any value, for the
-// caller to write.
+// Stores the address of this rank's next contribution. It has `count` elements of any value, which
+// the caller writes.
 //
 // Ownership: `data` is NULL or points to a pointer. The memory is the library's; the caller may
 // read and write it until pleachPartialContribute or pleachPartialDestroy. The next contribution
-// may have another address. Threads: any; a second one that calls meanwhile is refused. Blocks:
-// no.
+// may have another address. Threads: any; a call of a second thread at the same time is refused.
+// Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such partial
-// all-reduce; pleachInvalidUsage if another thread is in a call on it; pleachInternalError after a
-// mistake of the library.
+// all-reduce; pleachInvalidUsage if another thread is in a call on the partial all-reduce;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachPartialContribution(pleachPartial_t partial, void **data);
 
-// Hands this rank's contribution over. Stores the round that counts it or, where the contribution
-// came too late, the newest round that was bound without it. After a failure the contribution is
-// still where it was, with the late one that was carried.
+// Contributes to the next round. Stores the round that counts the contribution. If the
+// contribution came too late, stores the newest round that was made without it. After a failure
+// the contribution is still in its memory, together with a late contribution that was carried.
 //
 // Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 // result and correction are the library's; the caller may read them until the next
 // pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
-// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
+// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
+// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 // is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-// pleachGroupEnd, if another thread is in a call on it, this rank has finished it, or its process
-// forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a rank is
-// lost, has left, has aborted or has broken the protocol; pleachSystemError if the system refuses
-// memory or a thread; pleachInternalError after a mistake of the library.
-pleachResult_t pleachPartialContribute(pleachPartial_t partial, pleachRound_t *round);
-
-// Has nothing to give to the next round. No rank waits for this one until it contributes again, or
-// until all ranks have abstained from one round: those that wait for that round get
-// pleachInvalidUsage. Stores a round as pleachPartialContribute does.
-//
-// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
-// result and correction are the library's; the caller may read them until the next
-// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
-// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
-//
-// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
-// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-// pleachGroupEnd, if no rank had anything to give, another thread is in a call on it, this rank
-// has finished it, or its process forked; pleachTimeout if a rank that the round waits for is
-// late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
+// it, or this process is a forked child; pleachTimeout if a rank that the round waits for is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
 // of the library.
+pleachResult_t pleachPartialContribute(pleachPartial_t partial, pleachRound_t *round);
+
+// Abstains from the next round. No rank waits for this rank until it contributes again. If all
+// ranks abstain from one round, the ranks that wait for the round get pleachInvalidUsage. Stores a
+// round as pleachPartialContribute does.
+//
+// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+// result and correction are the library's; the caller may read them until the next
+// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
+// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
+// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if all ranks have abstained from the round, another thread is in a call on the
+// partial all-reduce, this rank has finished it, or this process is a forked child; pleachTimeout
+// if a rank that the round waits for is late; pleachRemoteError if a rank is lost, has left, has
+// aborted or has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachPartialAbstain(pleachPartial_t partial, pleachRound_t *round);
 
-// Gives nothing any more, and takes part in the rounds of other ranks until all have finished.
-// Stores the last round, whose result has the late contributions that were still carried; it may
-// have no contributors, and then its result says nothing.
+// Makes no further contribution, and takes part in the rounds of other ranks until all ranks have
+// finished. Stores the last round, whose result has the late contributions that were still
+// carried. If this round has no contributors, its result has no meaning.
 //
 // Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 // result and correction are the library's; the caller may read them until pleachPartialDestroy,
-// which is still to be called. Threads: any; a second one that calls meanwhile is refused. Blocks:
-// until all ranks have finished; at most the timeout that the communicator had at
-// pleachPartialInit while a rank is waited for.
+// which the caller still has to call. Threads: any; a call of a second thread at the same time is
+// refused. Blocks: until all ranks have finished. It waits for a rank at most the timeout that the
+// communicator had at pleachPartialInit.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 // is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-// pleachGroupEnd, if another thread is in a call on it, this rank has finished it before, or its
-// process forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a
-// rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the system
-// refuses memory or a thread; pleachInternalError after a mistake of the library.
+// pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
+// it before, or this process is a forked child; pleachTimeout if a rank that the round waits for
+// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+// of the library.
 pleachResult_t pleachPartialFinish(pleachPartial_t partial, pleachRound_t *round);
 
-// Stores the ranks that have contributed to the result of the round that the last call on
-// `partial` has stored: in ascending order, at most `capacity` of them. The set is the same on all
-// ranks. `count` is set to how many there are.
+// Stores the ranks that have contributed to the result of the last round. This is the round that
+// the last call on `partial` has stored. The ranks are in ascending order; at most `capacity`
+// ranks are stored. The set is the same on all ranks. `count` is set to the size of the whole set.
 //
 // Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
-// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+// size_t. Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 // pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
@@ -2063,11 +2085,11 @@ pleachResult_t pleachPartialContributors(pleachPartial_t partial,
                                          size_t capacity,
                                          size_t *count);
 
-// Stores the ranks that have contributed to the correction of the round that the last call on
-// `partial` has stored, as pleachPartialContributors does; none without a correction.
+// Stores the ranks that have contributed to the correction of the last round, as
+// pleachPartialContributors does for the result. The set is empty without a correction.
 //
 // Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
-// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+// size_t. Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 // pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
@@ -2078,13 +2100,13 @@ pleachResult_t pleachPartialCorrected(pleachPartial_t partial,
                                       size_t *count);
 
 // Frees a partial all-reduce. A rank that has not finished leaves now, which ends the rounds for
-// the others.
+// the other ranks.
 //
-// Ownership: the handle is the library's again and names nothing from now on; so is the memory of
-// contributions and results. A call that another thread has under way keeps them until it has
-// ended. Threads: any, also while another thread is in a call. Blocks: while the round that is
-// under way ends, at most 5 s, and while peers take what this rank has sent, at most 5 s; not
-// while another thread is in a call.
+// Ownership: the handle and the memory of contributions and results go back to the library, and
+// the handle is invalid from now on. A call of another thread that is under way keeps them until
+// the call has ended. Threads: any, also while another thread is in a call. Blocks: at most 5 s
+// until the round that is under way has ended, and at most 5 s while peers take the data that this
+// rank has sent. It does not wait for calls of other threads.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce;
 // pleachInternalError after a mistake of the library.
@@ -2098,7 +2120,7 @@ pleachResult_t pleachPartialDestroy(pleachPartial_t partial);
 // a mistake of the library.
 pleachResult_t pleachGetVersion(int *version);
 
-// Returns a short text for a result; a text for a number that is none, too.
+// Returns a short text for a result. A number that is not a result has a text too.
 //
 // Ownership: the text is the library's and static. Threads: any. Blocks: no.
 //
@@ -2106,39 +2128,38 @@ pleachResult_t pleachGetVersion(int *version);
 const char *pleachGetErrorString(int result);
 
 // Returns the text of the last failure of the calling thread: what happened, to which rank, and
-// what to do; empty if no call of this thread has failed. Never NULL. As with NCCL, `comm` makes
-// no difference; it may be NULL, or destroyed.
+// what to do. The text is empty if no call of this thread has failed. It is never NULL. As in
+// NCCL, `comm` makes no difference; it may be NULL or destroyed.
 //
 // Ownership: the text is the library's and stays until the next call of this thread fails.
-// Threads: any; each has its own text. Blocks: no.
+// Threads: any; each thread has a text of its own. Blocks: no.
 //
 // Returns: the text.
 const char *pleachGetLastError(pleachComm_t comm);
 
-// Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and
-// 12.5 percent.
+// Stores the arrival skew of a peer in the calls of this rank so far. It is precise to about 10
+// microseconds and 12.5 percent.
 //
-// Ownership: `skew` is NULL or points to a struct that began with
-// PLEACH_ARRIVAL_SKEW_INITIALIZER. Threads: any, also while another one is in a call. Blocks:
-// no.
+// Ownership: `skew` is NULL or points to a struct that began with PLEACH_ARRIVAL_SKEW_INITIALIZER.
+// Threads: any, also while another thread is in a call. Blocks: no.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; `peer` is
-// another rank; pleachInternalError after a mistake of the library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right (`peer` must be
+// another rank); pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommGetArrivalSkew(pleachComm_t comm, int peer, pleachArrivalSkew_t *skew);
 
-// Stores the rank that this rank waits for now, once that has taken a millisecond; -1 if none.
-// The rank is the cause as far as the ranks that were asked know.
+// Stores the rank that this rank waits for, if it has waited for a millisecond; -1 otherwise. The
+// stored rank is the cause of the wait, as far as the queried ranks know.
 //
-// Ownership: `rank` is NULL or points to an int. Threads: any, also while another one is in a
+// Ownership: `rank` is NULL or points to an int. Threads: any, also while another thread is in a
 // call. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
 // communicator; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommGetWaitsFor(pleachComm_t comm, int *rank);
 
-// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the
-// other ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the
-// default route.
+// Stores a new unique id. The process that calls the function must be rank 0 of the communicator,
+// because the other ranks connect to its address. This is the address of the variable
+// PLEACH_INTERFACE, or that of the default route.
 //
 // Ownership: `uniqueId` is NULL or points to a pleachUniqueId. Threads: any. Blocks: no.
 //

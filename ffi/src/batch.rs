@@ -14,33 +14,33 @@ use crate::comm::Comm;
 use crate::handles::Held;
 use crate::result::{Failed, guarded, pleachResult_t};
 
-/// An operation on a communicator that was not carried out yet.
+/// A call that is kept for pleachGroupEnd.
 struct Call {
     comm: Held<Comm>,
-    /// With the deadline and the stream of the call.
+    /// The group with the deadline and the stream of the call.
     group: Group,
     operation: Operation<RawPair>,
 }
 
-/// Operations of one communicator, each with the handle of its call.
+/// Operations of one communicator, each with the group of its call.
 type Operations = Vec<(Group, Operation<RawPair>)>;
 
 /// The calls of a thread since its outermost pleachGroupStart.
 #[derive(Default)]
 struct Calls {
     calls: Vec<Call>,
-    /// The first call that was refused: the whole group is.
+    /// The failure of the first call that was refused. One refused call refuses the whole group.
     refused: Option<Failed>,
 }
 
 thread_local! {
-    /// How many pleachGroupStart are not ended. Apart from the calls, which have a destructor:
-    /// each call outside of a group reads this alone.
+    /// The number of groups that have begun and not ended. It is separate from the calls, which
+    /// have a destructor: a call outside of a group reads only this number.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     static CALLS: RefCell<Calls> = RefCell::default();
 }
 
-/// Most pleachGroupStart without their end.
+/// Most groups of a thread that have begun and not ended.
 const DEPTH_MAX: usize = 64;
 
 /// Whether calls of this thread are kept for pleachGroupEnd.
@@ -49,7 +49,7 @@ pub(crate) fn is_in_batch() -> bool {
     DEPTH.get() > 0
 }
 
-/// Refuses what cannot be a part of a batch.
+/// Refuses a function that is not allowed in a batch.
 pub(crate) fn expect_no_batch() -> Result<(), Failed> {
     match is_in_batch() {
         false => Ok(()),
@@ -72,7 +72,7 @@ pub(crate) fn carry_out(
     Ok(())
 }
 
-/// Notes that a call was refused; gives the failure back.
+/// Notes that a call was refused. Returns the failure.
 #[cold]
 pub(crate) fn refused(failed: Failed) -> Failed {
     if is_in_batch() {
@@ -84,14 +84,14 @@ pub(crate) fn refused(failed: Failed) -> Failed {
     failed
 }
 
-/// Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so
-/// that sends and receives of the group do not wait for each other. Groups may be nested; the
-/// outermost end counts. While 536870912 calls on a communicator are kept for their end, each
-/// function with that communicator returns pleachInvalidUsage, but for pleachCommDestroy and
-/// pleachCommAbort.
+/// Begins a group of calls of this thread. pleachGroupEnd carries the calls out together, so sends
+/// and receives of the group do not wait for each other. Groups may be nested; the outermost
+/// pleachGroupEnd carries out the calls. A communicator holds at most 536870912 calls for
+/// pleachGroupEnd. At this limit each function with that communicator returns pleachInvalidUsage,
+/// except for pleachCommDestroy and pleachCommAbort.
 ///
-/// Ownership: nothing changes hands. Threads: any; a group is of the calls of one thread.
-/// Blocks: no.
+/// Ownership: nothing changes hands. Threads: any; a group holds the calls of one thread. Blocks:
+/// no.
 ///
 /// Returns: pleachSuccess; pleachInvalidUsage if 64 groups are begun and not ended;
 /// pleachInternalError after a mistake of the library.
@@ -107,19 +107,20 @@ pub extern "C" fn pleachGroupStart() -> pleachResult_t {
     })
 }
 
-/// Ends a group of calls: carries them out together. Returns the first failure; if a call of the
-/// group was refused, none is carried out.
+/// Ends a group of calls and carries them out together. Returns the first failure. If a call of the
+/// group was refused, no call is carried out.
 ///
-/// Ownership: memory of the calls stays the caller's, and stays until this function has
-/// returned. Threads: the one that has begun the group. Blocks: until the part of this rank in
-/// each call is done, at most the timeouts of the communicators; an inner end does not block.
+/// Ownership: the memory of the calls stays the caller's, and must stay valid until this function
+/// has returned. Threads: the thread that has begun the group. Blocks: until the part of this rank
+/// in each call is done, at most the timeouts of the communicators; the end of an inner group does
+/// not block.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if a call of the group was refused for an
-/// argument; pleachInvalidUsage if no group was begun, a call of the group was refused, or as of
-/// a call; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left,
-/// has aborted or has broken the protocol; pleachSystemError if the system refuses memory or a
-/// thread; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the
-/// library.
+/// argument; pleachInvalidUsage if no group was begun, a call of the group was refused, or a call
+/// of the group returns it; pleachTimeout if another rank is late; pleachRemoteError if a rank is
+/// lost, has left, has aborted or has broken the protocol; pleachSystemError if the system refuses
+/// memory or a thread; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake
+/// of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachGroupEnd() -> pleachResult_t {
     guarded(|| {

@@ -13,7 +13,7 @@ use crate::types::{data_type, pleachDataType_t, pleachRedOp_t, reduction};
 /// Elements at an address.
 type Elements = (*const c_void, usize);
 
-/// A call as a function was given it.
+/// The arguments of a call.
 struct Asked {
     comm: pleachComm_t,
     stream: *mut c_void,
@@ -21,7 +21,7 @@ struct Asked {
     op: Option<pleachRedOp_t>,
 }
 
-/// Elements of the blocks, where they are of different lengths.
+/// The lengths of the blocks, in elements.
 enum Blocks {
     Equal,
     Listed(Vec<usize>),
@@ -52,7 +52,7 @@ impl Asked {
                 // SAFETY: the caller's promise.
                 let operation = unsafe { Operation::from_raw(collective, data_type, op, input, output) }?;
                 let operation = match blocks {
-                    // Not moved once more.
+                    // The operation is not moved a second time.
                     Blocks::Equal => return carry_out(comm, self.stream, operation),
                     Blocks::Listed(counts) => operation.with_counts(&counts),
                     Blocks::SendAndReceive(send, receive) => {
@@ -90,21 +90,21 @@ unsafe fn counts(list: *const usize, ranks: u32, name: &str) -> Result<Vec<usize
     Ok(unsafe { std::slice::from_raw_parts(list, ranks as usize) }.to_vec())
 }
 
-/// Stores the reduction of the sendbuff of every rank in the recvbuff of every rank. In place:
-/// recvbuff is sendbuff.
+/// Reduces the sendbuffs of all ranks, and stores the result in the recvbuff of every rank. In
+/// place: recvbuff is sendbuff.
 ///
-/// With a NULL stream the buffers are host memory. Calls between pleachGroupStart and
-/// pleachGroupEnd are carried out by the latter.
+/// With a NULL stream the buffers are host memory. pleachGroupEnd carries out the calls that follow
+/// pleachGroupStart.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -144,15 +144,15 @@ pub unsafe extern "C" fn pleachAllReduce(
 /// Stores the sendbuff of the root in the recvbuff of every rank. The sendbuff of other ranks is
 /// ignored. In place: recvbuff is sendbuff.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -175,16 +175,16 @@ pub unsafe extern "C" fn pleachBroadcast(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Stores the buff of the root in the buff of every other rank: pleachBroadcast in place.
+/// Stores the buff of the root in the buff of every other rank, as pleachBroadcast in place does.
 ///
-/// Ownership: the buffer stays the caller's: memory of that many elements until the call has
-/// ended, or NULL where it has none. Threads: any; calls of several threads on one communicator
-/// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
-/// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+/// Ownership: the buffer stays the caller's. It has `count` elements until the call has ended; it
+/// may be NULL where `count` is 0. Threads: any; calls of several threads on one communicator need
+/// one order on all ranks. Blocks: until the part of this rank is done, at most the timeout of the
+/// communicator; between pleachGroupStart and pleachGroupEnd the function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -201,18 +201,18 @@ pub unsafe extern "C" fn pleachBcast(
     unsafe { pleachBroadcast(buff, buff, count, datatype, root, comm, stream) }
 }
 
-/// Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff
-/// of other ranks is ignored. In place: recvbuff is sendbuff.
+/// Reduces the sendbuffs of all ranks, and stores the result in the recvbuff of the root. The
+/// recvbuff of other ranks is ignored. In place: recvbuff is sendbuff.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -236,19 +236,19 @@ pub unsafe extern "C" fn pleachReduce(
     unsafe { Asked { comm, stream, datatype, op: Some(op) }.call(shape) }
 }
 
-/// Stores block r of the reduction of the sendbuff of every rank in the recvbuff of rank r; a
-/// block has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount
+/// Reduces the sendbuffs of all ranks, and stores block r of the result in the recvbuff of rank r.
+/// A block has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount
 /// elements.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -271,18 +271,18 @@ pub unsafe extern "C" fn pleachReduceScatter(
     unsafe { Asked { comm, stream, datatype, op: Some(op) }.call(shape) }
 }
 
-/// Stores the sendbuff of every rank in the recvbuff of every rank, in rank order; a sendbuff
-/// has sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
+/// Stores the sendbuffs of all ranks in the recvbuff of every rank, in rank order. A sendbuff has
+/// sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -303,18 +303,18 @@ pub unsafe extern "C" fn pleachAllGather(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r; a block has
-/// count elements.
+/// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r, for all r and s.
+/// A block has count elements.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -335,19 +335,18 @@ pub unsafe extern "C" fn pleachAlltoAll(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Stores the sendbuff of every rank in the recvbuff of the root, in rank order; a sendbuff has
-/// count elements. In place: the sendbuff of the root is recvbuff plus root times count
-/// elements.
+/// Stores the sendbuffs of all ranks in the recvbuff of the root, in rank order. A sendbuff has
+/// count elements. In place: the sendbuff of the root is recvbuff plus root times count elements.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -371,18 +370,18 @@ pub unsafe extern "C" fn pleachGather(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count
-/// elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
+/// Stores block r of the sendbuff of the root in the recvbuff of rank r, for all r. A block has
+/// count elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -406,18 +405,18 @@ pub unsafe extern "C" fn pleachScatter(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Sends count elements to a rank that receives as many. A send of more than 8 KiB returns when
-/// the receiver has made its call.
+/// Sends `count` elements to a rank, which must receive the same number of elements. A send of more
+/// than 8 KiB does not return before the receiver has made its call.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -438,17 +437,17 @@ pub unsafe extern "C" fn pleachSend(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Receives count elements from a rank that sends as many.
+/// Receives `count` elements from a rank, which must send the same number of elements.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -469,38 +468,38 @@ pub unsafe extern "C" fn pleachRecv(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// No rank returns before every rank has called it.
+/// A barrier: no rank returns before every rank has called the function.
 ///
 /// Ownership: nothing changes hands. Threads: any; calls of several threads on one communicator
-/// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
-/// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+/// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout of
+/// the communicator; between pleachGroupStart and pleachGroupEnd the function returns at once.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
-/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, this
+/// process is a forked child, or there is a stream for host memory; pleachTimeout if another rank
+/// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachBarrier(comm: pleachComm_t, stream: *mut c_void) -> pleachResult_t {
     let shape = |_: &Comm| Ok((Collective::Barrier, None, None, Blocks::Equal));
-    // SAFETY: there is no memory.
+    // SAFETY: the call has no buffers.
     unsafe { Asked { comm, stream, datatype: crate::types::pleachUint8, op: None }.call(shape) }
 }
 
-/// As pleachAllGather with blocks of different lengths: that of rank r has `counts[r]` elements,
-/// and all ranks pass the same counts, one for each rank.
+/// As pleachAllGather, with blocks of different lengths. The block of rank r has `counts[r]`
+/// elements. All ranks pass the same counts, one for each rank.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-/// is read before the function returns. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+/// element for each rank, and is read before the function returns. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -524,19 +523,19 @@ pub unsafe extern "C" fn pleachAllGatherV(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// As pleachReduceScatter with blocks of different lengths: that of rank r has `counts[r]`
-/// elements, and all ranks pass the same counts, one for each rank.
+/// As pleachReduceScatter, with blocks of different lengths. The block of rank r has `counts[r]`
+/// elements. All ranks pass the same counts, one for each rank.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-/// is read before the function returns. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+/// element for each rank, and is read before the function returns. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -561,19 +560,20 @@ pub unsafe extern "C" fn pleachReduceScatterV(
     unsafe { Asked { comm, stream, datatype, op: Some(op) }.call(shape) }
 }
 
-/// As pleachAlltoAll with blocks of different lengths: `sendcounts[r]` elements go to rank r and
-/// `recvcounts[r]` come from it; in both buffers blocks lie in rank order without gaps.
+/// As pleachAlltoAll, with blocks of different lengths. `sendcounts[r]` elements go to rank r, and
+/// `recvcounts[r]` elements come from rank r. Both buffers hold the blocks in rank order without
+/// gaps.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none; both lists are NULL or have one element for each rank,
-/// and are read before the function returns. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. Both lists are NULL or have one
+/// element for each rank, and are read before the function returns. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -600,19 +600,19 @@ pub unsafe extern "C" fn pleachAlltoAllV(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// As pleachGather with blocks of different lengths: that of rank r has `counts[r]` elements, and
-/// all ranks pass the same counts, one for each rank.
+/// As pleachGather, with blocks of different lengths. The block of rank r has `counts[r]` elements.
+/// All ranks pass the same counts, one for each rank.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-/// is read before the function returns. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+/// element for each rank, and is read before the function returns. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.
@@ -639,19 +639,19 @@ pub unsafe extern "C" fn pleachGatherV(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// As pleachScatter with blocks of different lengths: that of rank r has `counts[r]` elements, and
-/// all ranks pass the same counts, one for each rank.
+/// As pleachScatter, with blocks of different lengths. The block of rank r has `counts[r]`
+/// elements. All ranks pass the same counts, one for each rank.
 ///
-/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
-/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
-/// is read before the function returns. Threads: any; calls of several threads on one
-/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
-/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
-/// at once.
+/// Ownership: the buffers stay the caller's. Each has as many elements as the call reads or writes,
+/// until the call has ended; a buffer without elements may be NULL. `counts` is NULL or has one
+/// element for each rank, and is read before the function returns. Threads: any; calls of several
+/// threads on one communicator need one order on all ranks. Blocks: until the part of this rank is
+/// done, at most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd the
+/// function returns at once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
-/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks make different calls, the communicator was finalized, this process is a forked
+/// child, or there is a stream for host memory; pleachTimeout if another rank is late;
 /// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 /// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
 /// fails; pleachInternalError after a mistake of the library.

@@ -1,4 +1,4 @@
-//! Communicators: made, divided, asked, finalized, aborted and destroyed.
+//! Communicators: functions that make, divide, query, finalize, abort and destroy them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,15 +22,15 @@ use crate::types::{
 };
 use crate::unique_id::{pleachUniqueId, release};
 
-/// A communicator, which only functions of this library look into.
+/// A communicator. Its contents are opaque to the caller.
 pub struct pleachComm(());
 
-/// A communicator: a group of ranks, each with a number from 0. NULL is none.
+/// A communicator: a group of ranks, which are numbered from 0. NULL is no communicator.
 pub type pleachComm_t = *mut pleachComm;
 
-/// How a communicator is made. Begin with PLEACH_CONFIG_INITIALIZER, which sets `size`; a library
-/// of a later version reads as much as `size` says and takes defaults for the rest. 0 and NULL
-/// are the defaults.
+/// The configuration of a communicator. Begin with PLEACH_CONFIG_INITIALIZER, which sets `size`. A
+/// library of a later version reads only `size` bytes and takes defaults for the rest. 0 and NULL
+/// stand for the defaults.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct pleachConfig_t {
@@ -43,21 +43,21 @@ pub struct pleachConfig_t {
     /// "auto", "shm", "tcp", "shm+tcp", "verbs" or "shm+verbs"; auto by default. The same on all
     /// ranks.
     pub fabric: *const c_char,
-    /// Whether results must be the same bits for the same number of ranks (1), or the same for any
-    /// number and order of ranks (2). The same on all ranks.
+    /// Whether results must have the same bits for the same number of ranks (1), or the same bits
+    /// for any number and order of ranks (2). The same on all ranks.
     pub reproducible: c_int,
     /// Must be 0.
     pub reserved: c_int,
 }
 
-/// The colour of a rank that goes to no part of a communicator that is divided.
+/// The colour of a rank that joins no new communicator when a communicator is divided.
 pub const PLEACH_SPLIT_NOCOLOR: c_int = -1;
 
-/// A communicator as functions hold it.
+/// The communicator behind a handle.
 pub(crate) struct Comm {
     pub(crate) group: Group,
-    /// Milliseconds that a call waits; 0 where nobody has said it. Relaxed: each call takes the
-    /// value that it finds.
+    /// The timeout of calls in milliseconds; 0 for that of the configuration. Relaxed: each call
+    /// takes the value that it finds.
     timeout_ms: AtomicU64,
     /// Premultiplied sums, by number.
     premultiplied: Mutex<Vec<Option<ReduceOp>>>,
@@ -78,21 +78,22 @@ impl Comm {
         }
     }
 
-    /// Makes a call in this stream, under the deadline of this communicator.
+    /// Makes a call in this stream, with the timeout of this communicator.
     #[inline]
     pub(crate) fn with_group<T>(
         &self,
         stream: *mut c_void,
         call: impl FnOnce(&Group) -> Result<T, Failed>,
     ) -> Result<T, Failed> {
-        // Most calls need no copy of the group, whose counts would cost each of them time.
+        // Most calls need no copy of the group. A copy counts references, which would cost each
+        // call time.
         if stream.is_null() && self.timeout_ms.load(Ordering::Relaxed) == 0 {
             return call(&self.group);
         }
         call(&self.group_in(stream)?)
     }
 
-    /// The group, with the deadline of this communicator, for a call in this stream.
+    /// The group with the timeout of this communicator, for a call in this stream.
     pub(crate) fn group_in(&self, stream: *mut c_void) -> Result<Group, Failed> {
         let group = match self.timeout_ms.load(Ordering::Relaxed) {
             0 => self.group.clone(),
@@ -145,7 +146,7 @@ pub(crate) fn find(comm: pleachComm_t) -> Result<Held<Comm>, Failed> {
     COMMS.find(comm)
 }
 
-/// A copy of a configuration, unless the caller gives none.
+/// A copy of the caller's configuration; `None` if it is NULL.
 ///
 /// # Safety
 ///
@@ -160,7 +161,7 @@ unsafe fn read(config: *const pleachConfig_t) -> Result<Option<pleachConfig_t>, 
     Ok(Some(unsafe { *config }))
 }
 
-/// What a configuration changes.
+/// The options with the changes of a configuration.
 ///
 /// # Safety
 ///
@@ -178,7 +179,7 @@ pub(crate) unsafe fn configured(
         options.join_timeout = Duration::from_millis(config.joinTimeoutMs);
     }
     if !config.fabric.is_null() {
-        // SAFETY: the caller's promise: a text that ends.
+        // SAFETY: the caller promises a text that ends with a zero byte.
         let name = unsafe { CStr::from_ptr(config.fabric) }.to_string_lossy();
         options.fabric = name.parse::<FabricChoice>().map_err(|error| Failed::argument(error.to_string()))?;
     }
@@ -193,7 +194,8 @@ pub(crate) unsafe fn configured(
     Ok(options)
 }
 
-/// The timeout that a configuration gives to a part of a communicator, 0 for that of the whole.
+/// The timeout of a part of a communicator from its configuration; 0 stands for the timeout of the
+/// whole communicator.
 ///
 /// # Safety
 ///
@@ -213,8 +215,8 @@ unsafe fn timeout_of_part(config: *const pleachConfig_t) -> Result<u64, Failed> 
     }
 }
 
-/// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call
-/// it.
+/// Joins the communicator of a unique id as rank `rank` of `nranks` ranks. All ranks call the
+/// function.
 ///
 /// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
 /// pleachCommDestroy or pleachCommAbort. Threads: any. Blocks: until all ranks are there, at
@@ -278,7 +280,7 @@ pub unsafe extern "C" fn pleachCommInitRankConfig(
 }
 
 /// Joins the ranks that the launcher of this process describes: `pleach run`, torchrun, mpirun,
-/// mpiexec or srun; alone without a launcher. All ranks call it.
+/// mpiexec or srun. Without a launcher the communicator has one rank. All ranks call the function.
 ///
 /// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
 /// pleachCommDestroy or pleachCommAbort. `config` is NULL or points to a configuration that
@@ -287,9 +289,10 @@ pub unsafe extern "C" fn pleachCommInitRankConfig(
 /// which is a minute by default.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
-/// says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
-/// communicators exist already; pleachSystemError if the ranks do not meet in time, or the system
-/// refuses what is needed; pleachInternalError after a mistake of the library.
+/// describes no ranks or contradicts itself; pleachInvalidUsage between pleachGroupStart and
+/// pleachGroupEnd, or if 65536 communicators exist already; pleachSystemError if the ranks do not
+/// meet in time, or the system refuses what is needed; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitFromEnv(
     comm: *mut pleachComm_t,
@@ -308,26 +311,26 @@ pub unsafe extern "C" fn pleachCommInitFromEnv(
     })
 }
 
-/// Divides a communicator: the ranks that pass the same colour become one, numbered by their
-/// keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
-/// NULL. All ranks call it. The new communicator takes its configuration from the old one, with
-/// the time of pleachCommSetTimeout, apart from a timeoutMs that is not 0: fabric and reproducible
-/// cannot differ.
+/// Divides a communicator. The ranks that pass the same colour form a new communicator. They are
+/// numbered by their keys, and by their old ranks where keys are equal. A rank that passes
+/// PLEACH_SPLIT_NOCOLOR gets NULL. All ranks call the function. The new communicator takes its
+/// configuration from the old communicator, with the timeout of pleachCommSetTimeout. Only a
+/// timeoutMs that is not 0 changes it: fabric and reproducible cannot differ.
 ///
-/// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
-/// communicator; the old one stays. `config` is NULL or points to a configuration that began
-/// with PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls
-/// of several threads on one communicator need one order on all ranks. Blocks: until the new
-/// communicators are there, at most the timeout of the communicator while ranks have not made the
-/// call, and at most joinTimeoutMs while the ranks of the new communicator join.
+/// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new communicator;
+/// the old communicator stays. `config` is NULL or points to a configuration that began with
+/// PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls of
+/// several threads on one communicator need one order on all ranks. Blocks: until the new
+/// communicators are there. It waits at most the timeout of the communicator for all ranks to make
+/// the call, then at most joinTimeoutMs for the ranks of the new communicator to join.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536
-/// communicators already, the ranks make different calls, the communicator was finalized, or its
-/// process forked; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost,
-/// has left, has aborted or has broken the protocol; pleachSystemError if the ranks of a colour
-/// do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU fails;
-/// pleachInternalError after a mistake of the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// between pleachGroupStart and pleachGroupEnd, if there are 65536 communicators already, the ranks
+/// make different calls, the communicator was finalized, or this process is a forked child;
+/// pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left, has
+/// aborted or has broken the protocol; pleachSystemError if the ranks of a colour do not meet, or
+/// the system refuses what is needed; pleachUnhandledCudaError if a GPU fails; pleachInternalError
+/// after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommSplit(
     comm: pleachComm_t,
@@ -350,7 +353,7 @@ pub unsafe extern "C" fn pleachCommSplit(
                 Failed::argument(format!("color is {other}; take 0 or more, or PLEACH_SPLIT_NOCOLOR"))
             })?),
         };
-        // Keys below zero come first.
+        // Negative keys come first.
         let key = (key as u32) ^ (1 << 31);
         let split = held.with_group(std::ptr::null_mut(), |group| {
             group.split(colour, key).map_err(|error| {
@@ -370,18 +373,18 @@ pub unsafe extern "C" fn pleachCommSplit(
     })
 }
 
-/// Ends a communicator in order: all ranks call it, and it tells them that this rank leaves.
-/// Every later call but pleachCommDestroy, pleachCommAbort and the functions that ask returns
-/// pleachInvalidUsage.
+/// Ends a communicator in order. All ranks call the function, which tells the other ranks that this
+/// rank leaves. Every later call returns pleachInvalidUsage, except for pleachCommDestroy,
+/// pleachCommAbort and queries.
 ///
-/// Ownership: the communicator stays the caller's, who ends it with pleachCommDestroy. Threads:
-/// any. Blocks: until the other ranks call it too, at most 5 s.
+/// Ownership: the communicator stays the caller's. The caller ends it with pleachCommDestroy.
+/// Threads: any. Blocks: until the other ranks call the function too, at most 5 s.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
 /// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if the ranks make different
-/// calls, the communicator was finalized, or its process forked; pleachTimeout if another rank
-/// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the
-/// protocol; pleachSystemError if the system refuses memory or a thread;
+/// calls, the communicator was finalized, or this process is a forked child; pleachTimeout if
+/// another rank is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken
+/// the protocol; pleachSystemError if the system refuses memory or a thread;
 /// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommFinalize(comm: pleachComm_t) -> pleachResult_t {
@@ -392,13 +395,13 @@ pub extern "C" fn pleachCommFinalize(comm: pleachComm_t) -> pleachResult_t {
     })
 }
 
-/// Frees a communicator. A communicator that was not finalized leaves now: this is no failure to
+/// Frees a communicator. If it was not finalized, this rank leaves now. This is no failure for
 /// ranks that need nothing more of this rank.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on. A call that
-/// another thread has under way keeps the communicator until it has ended. Threads: any, also
-/// while another thread is in a call on the communicator. Blocks: while peers take what this
-/// rank has sent, at most 5 s; not while another thread is in a call.
+/// Ownership: the handle goes back to the library and is invalid from now on. A call of another
+/// thread that is under way keeps the communicator until the call has ended. Threads: any, also
+/// while another thread is in a call on the communicator. Blocks: while peers take the data that
+/// this rank has sent, at most 5 s. It does not wait for calls of other threads.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
 /// pleachInternalError after a mistake of the library.
@@ -407,12 +410,12 @@ pub extern "C" fn pleachCommDestroy(comm: pleachComm_t) -> pleachResult_t {
     guarded(|| COMMS.take(comm).map(drop))
 }
 
-/// Ends the work of a communicator on all ranks within 100 ms and frees it: calls that are under
-/// way, here and on other ranks, return pleachRemoteError.
+/// Ends the work of a communicator on all ranks within 100 ms and frees the communicator. Calls
+/// that are under way on any rank return pleachRemoteError.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on. Threads: any, at
-/// any time, also while another thread is in a call on the communicator. Blocks: until the peers
-/// have been told, about 100 ms at most.
+/// Ownership: the handle goes back to the library and is invalid from now on. Threads: any, at any
+/// time, also while another thread is in a call on the communicator. Blocks: until the peers have
+/// been told, about 100 ms at most.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
 /// pleachInternalError after a mistake of the library.
@@ -425,7 +428,7 @@ pub extern "C" fn pleachCommAbort(comm: pleachComm_t) -> pleachResult_t {
     })
 }
 
-/// Stores how many ranks a communicator has.
+/// Stores the number of ranks of a communicator.
 ///
 /// Ownership: `count` is NULL or points to an int. Threads: any. Blocks: no.
 ///
@@ -455,8 +458,8 @@ pub unsafe extern "C" fn pleachCommUserRank(comm: pleachComm_t, rank: *mut c_int
     })
 }
 
-/// Stores pleachSuccess if no call on this communicator has failed for good, or else the result
-/// of the first call that did: such a communicator can only be destroyed.
+/// Stores pleachSuccess if no call has made the communicator fail for good. Otherwise stores the
+/// result of the first such call. A failed communicator can only be destroyed.
 ///
 /// Ownership: `asyncError` is NULL or points to a pleachResult_t. Threads: any. Blocks: no.
 ///
@@ -478,10 +481,10 @@ pub unsafe extern "C" fn pleachCommGetAsyncError(
     })
 }
 
-/// Sets how long each later call on this communicator waits for other ranks, in milliseconds; 0
-/// goes back to the time of the configuration.
+/// Sets the longest time that each later call on this communicator waits for other ranks, in
+/// milliseconds. 0 restores the time of the configuration.
 ///
-/// Ownership: nothing changes hands. Threads: any; calls that are under way keep their time.
+/// Ownership: nothing changes hands. Threads: any; calls that are under way keep their timeout.
 /// Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
@@ -494,9 +497,9 @@ pub extern "C" fn pleachCommSetTimeout(comm: pleachComm_t, milliseconds: u64) ->
     })
 }
 
-/// Stores the number of a sum that multiplies the input of this rank by `scalar` first, which is
-/// one element of the type, in host memory: `residence` is pleachScalarHostImmediate. Factors
-/// may differ from rank to rank. The number is for this communicator alone, until
+/// Stores the number of a sum that first multiplies the input of this rank by `scalar`. `scalar` is
+/// one element of the type, in host memory: `residence` is pleachScalarHostImmediate. Factors may
+/// differ from rank to rank. The number is valid for this communicator alone, until
 /// pleachRedOpDestroy.
 ///
 /// Ownership: `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an
@@ -538,9 +541,9 @@ pub unsafe extern "C" fn pleachRedOpCreatePreMulSum(
     })
 }
 
-/// Forgets a number that pleachRedOpCreatePreMulSum has stored.
+/// Destroys an operation of pleachRedOpCreatePreMulSum.
 ///
-/// Ownership: the number is the library's again. Threads: any. Blocks: no.
+/// Ownership: the number goes back to the library. Threads: any. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or number;
 /// pleachInternalError after a mistake of the library.

@@ -1,4 +1,4 @@
-//! The last failure of a communicator as a struct.
+//! The failure of a communicator as a struct.
 
 use std::ffi::{c_char, c_int};
 
@@ -33,7 +33,7 @@ pub const PLEACH_STEP_BYTES: usize = 256;
 /// Room for the text of a failure, in bytes.
 pub const PLEACH_FAILURE_BYTES: usize = 512;
 
-/// Why a communicator has failed: the same on all ranks that survive. Begin with
+/// The failure of a communicator. It is the same on all ranks that survive. Begin with
 /// PLEACH_FAILURE_INITIALIZER, which sets `size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ pub struct pleachFailure_t {
     pub kind: c_int,
     /// The rank that the failure is about.
     pub rank: c_int,
-    /// The rank that has found it.
+    /// The rank that has found the failure.
     pub foundBy: c_int,
     /// The host of `rank` among the hosts of the communicator, from 0.
     pub host: c_int,
@@ -52,16 +52,18 @@ pub struct pleachFailure_t {
     pub call: u64,
     /// How long the finder has waited, in milliseconds.
     pub waitedMs: u64,
-    /// The operation of the finder, as "all-reduce of 4 f32 (sum)"; empty outside of calls.
+    /// The operation of the finder, for example "all-reduce of 4 f32 (sum)"; empty outside of
+    /// calls.
     pub operation: [c_char; PLEACH_OPERATION_BYTES],
-    /// The step of the operation in which the finder has waited. For a lost rank: how the loss was
-    /// seen. For ranks that wait for each other: their cycle. Empty if none is known.
+    /// The step of the operation in which the finder has waited. For a lost rank, how the loss was
+    /// detected. For ranks that wait for each other, their cycle. Empty if the step is unknown.
     pub step: [c_char; PLEACH_STEP_BYTES],
     /// The whole text: what happened, to which rank, in which step.
     pub text: [c_char; PLEACH_FAILURE_BYTES],
 }
 
-/// Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has.
+/// Stores the failure of a communicator. The kind is pleachFailureNone if no call of the
+/// communicator has failed.
 ///
 /// Ownership: `failure` is NULL or points to a struct that began with
 /// PLEACH_FAILURE_INITIALIZER. Threads: any. Blocks: no.
@@ -121,7 +123,7 @@ fn kind(kind: FaultKind) -> c_int {
     }
 }
 
-/// As much of a text as there is room for, and a zero byte.
+/// Stores as much of a text as there is room for, and a zero byte.
 pub(crate) fn store(room: &mut [c_char], text: &str) {
     let mut end = text.len().min(room.len() - 1);
     while !text.is_char_boundary(end) {

@@ -2,21 +2,22 @@
 //!
 //! **Invariant:** a handle names a slot of its table and a generation of the slot. The generation
 //! of a slot counts up when the value of the slot is dropped. So a handle that was taken, damaged
-//! or invented names nothing. A function holds its value while it runs. If another thread takes the
+//! or invented is invalid. A function holds its value while it runs. If another thread takes the
 //! handle meanwhile, the value is dropped when the function returns.
 //!
 //! A call takes a tenth of a microsecond, and a lock with a reference count would add four atomic
-//! operations. Here a call adds two, on the word of the slot, which has the generation, the state
-//! and the number of holders. The value is dropped once, while nobody holds it:
+//! operations. Here a call adds two atomic operations, on the word of the slot. The word has the
+//! generation, the state and the number of holders. The value is dropped once, while no thread
+//! holds it:
 //!
 //! * A thread that looks for a value counts itself as a holder and reads the word in one step. If
 //!   the state was "live" and the generation is right, the value stays until the thread has counted
 //!   itself out. Otherwise the thread reads no value and counts itself out.
 //! * Only [`Handles::take`] leads from "live" to "taken", and counts itself in the same step.
 //! * A thread drops the value only after the step from "taken" without holders to "leaving". The
-//!   step happens once a generation. A thread that counts itself out and leaves "taken" without
-//!   holders behind tries the step. If the step fails, another thread has counted itself in, and
-//!   that thread tries the step when it counts itself out.
+//!   step happens once a generation. A thread that counts itself out tries the step if it leaves
+//!   the state "taken" without holders. If the step fails, another thread has counted itself in,
+//!   and that thread tries the step when it counts itself out.
 //! * Only [`Handles::keep`] writes a value, to a slot that is "free", under a lock.
 
 use std::cell::UnsafeCell;
@@ -34,18 +35,18 @@ const VALUES_MAX: usize = 1 << 16;
 /// The low bits of a handle are the slot, counted from 1; the others are its generation.
 const SLOT_BITS: u32 = 20;
 
-/// Slots of the first block; each further block has twice as many.
+/// Slots of the first block. Each further block has twice as many slots.
 const FIRST_SLOTS: usize = 64;
 const BLOCKS: usize = 11;
 const _: () = assert!(FIRST_SLOTS * ((1 << BLOCKS) - 1) >= VALUES_MAX);
 
-/// The bits of a slot's word: how many hold the value, then the state, then the generation.
+/// The word of a slot, from its lowest bits: the number of holders, the state, the generation.
 const STATE_SHIFT: u32 = 30;
 const GENERATION_SHIFT: u32 = 32;
 const HOLDERS: u64 = (1 << STATE_SHIFT) - 1;
 
-/// [`Handles::find`] adds a holder to at most so many holders. The count has twice the room,
-/// because every thread that is refused is counted for a moment too.
+/// Most holders of a value. [`Handles::find`] refuses further holders. The count has room for twice
+/// as many, because a refused thread is counted for a moment too.
 const HOLDERS_MAX: u64 = HOLDERS >> 1;
 
 const FREE: u64 = 0;
@@ -61,12 +62,12 @@ const fn word(generation: u32, state: u64) -> u64 {
 /// A slot of a table.
 struct Slot<T> {
     word: AtomicU64,
-    /// Some from the time it is live until it is leaving.
+    /// `Some` in the states "live" and "taken".
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: several threads read the value; one writes and drops it while no other reads it: see the
-// module.
+// SAFETY: several threads read the value. A thread writes or drops it only while no other thread
+// reads it: see the module.
 unsafe impl<T: Send + Sync> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
@@ -74,10 +75,10 @@ impl<T> Slot<T> {
         Self { word: AtomicU64::new(word(0, FREE)), value: UnsafeCell::new(None) }
     }
 
-    /// Counts this thread out; drops a value that was taken and that nobody holds now.
+    /// Counts this thread out. Drops the value if it was taken and has no holder any more.
     #[inline]
     fn let_go(&self) {
-        // Release: what this thread has read of the value comes before its end (`end`).
+        // Release: this thread's reads of the value come before the drop of the value in `end`.
         let before = self.word.fetch_sub(1, Ordering::Release);
         if before & (word(0, LEAVING) | HOLDERS) == word(0, TAKEN) | 1 {
             self.end(before - 1);
@@ -88,9 +89,9 @@ impl<T> Slot<T> {
     fn end(&self, taken: u64) {
         let generation = (taken >> GENERATION_SHIFT) as u32;
         let leaving = word(generation.wrapping_add(1), LEAVING);
-        // Acquire: pairs with the `fetch_sub` of all that have held the value.
+        // Acquire: pairs with the `fetch_sub` of all threads that have held the value.
         if self.word.compare_exchange(taken, leaving, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            // SAFETY: the value was taken and nobody holds it; this step is made once.
+            // SAFETY: the value was taken and no thread holds it. This step is made once.
             drop(unsafe { (*self.value.get()).take() });
             // Release: pairs with the load of `keep`, which writes the next value.
             self.word.fetch_sub(word(0, LEAVING) - word(0, FREE), Ordering::Release);
@@ -98,7 +99,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// A value of a table, which stays until this is dropped.
+/// A holder of a value of a table. The value stays until the holder is dropped.
 pub(crate) struct Held<T: 'static> {
     slot: &'static Slot<T>,
 }
@@ -115,8 +116,8 @@ impl<T> Deref for Held<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this thread has counted itself in a live slot, whose value stays until it counts
-        // itself out.
+        // SAFETY: this thread has counted itself in while the slot was live, so the value stays
+        // until the thread counts itself out.
         match unsafe { &*self.slot.value.get() } {
             Some(value) => value,
             None => unreachable!("a value that is held is there"),
@@ -137,7 +138,7 @@ pub(crate) struct Handles<T> {
     kind: &'static str,
     /// The name of the argument in errors: "comm".
     argument: &'static str,
-    /// Slots never move, so a thread finds one without a lock.
+    /// Slots never move, so a thread finds a slot without a lock.
     blocks: [OnceLock<Box<[Slot<T>]>>; BLOCKS],
     /// Locked while a value is stored.
     slots: Mutex<Slots>,
@@ -145,8 +146,8 @@ pub(crate) struct Handles<T> {
 
 struct Slots {
     count: usize,
-    /// Where the search for a free slot begins: behind the last one that was found, so that a
-    /// search takes one step where most slots are free.
+    /// The slot where the search for a free slot begins: the slot behind the last one that was
+    /// found. So a search takes one step if most slots are free.
     next: usize,
 }
 
@@ -178,7 +179,7 @@ impl<T: Send + Sync + 'static> Handles<T> {
         }
     }
 
-    /// The slot of this number, where its block was made.
+    /// The slot with this number; `None` if its block was not made.
     #[inline]
     fn slot(&'static self, number: usize) -> Option<&'static Slot<T>> {
         let block = (number / FIRST_SLOTS + 1).ilog2();
@@ -216,7 +217,7 @@ impl<T: Send + Sync + 'static> Handles<T> {
     /// Stores a value; returns its handle.
     pub(crate) fn keep<H>(&'static self, value: T) -> Result<*mut H, Failed> {
         let mut slots = lock(&self.slots);
-        // Acquire: pairs with the end of the value before.
+        // Acquire: pairs with the drop of the former value in `end`.
         let state = |slot: &Slot<T>| slot.word.load(Ordering::Acquire) & word(0, LEAVING);
         let (count, next) = (slots.count, slots.next);
         let free = (next..count)
@@ -235,15 +236,15 @@ impl<T: Send + Sync + 'static> Handles<T> {
             slots.count += 1;
         }
         let slot = self.slot(at).expect("its block was made");
-        // SAFETY: the slot is free, and this thread has the lock of who fills slots: no other
-        // thread reads or writes its value.
+        // SAFETY: the slot is free, and this thread holds the lock for filling slots, so no other
+        // thread reads or writes the value.
         unsafe { *slot.value.get() = Some(value) };
         // Release: pairs with `find` and `take`.
         let before = slot.word.fetch_add(word(0, LIVE) - word(0, FREE), Ordering::Release);
         Ok(std::ptr::without_provenance_mut(number(at, (before >> GENERATION_SHIFT) as u32)))
     }
 
-    /// Takes the value out of the table: its handle names nothing from now on.
+    /// Takes the value out of the table. Its handle is invalid from now on.
     pub(crate) fn take<H>(&'static self, handle: *mut H) -> Result<Held<T>, Failed> {
         let found =
             slot_of(handle.addr()).and_then(|(number, generation)| Some((self.slot(number)?, generation)));
@@ -321,9 +322,9 @@ mod tests {
     #[test]
     fn a_value_is_dropped_once_and_when_nobody_holds_it_whoever_takes_it() {
         static TABLE: Handles<Counted> = Handles::new("thing", "it");
-        /// Relaxed: the threads are joined before it is read.
+        /// Relaxed: the threads are joined before the counter is read.
         static DROPPED: AtomicUsize = AtomicUsize::new(0);
-        /// Relaxed: a sign of life of the value, which its drop takes away.
+        /// Relaxed: the number only marks the value as live. Dropping the value resets it.
         struct Counted(AtomicUsize);
         impl Drop for Counted {
             fn drop(&mut self) {
@@ -342,7 +343,7 @@ mod tests {
                     assert_eq!(held.0.load(Ordering::Relaxed), 1, "it lives while it is held");
                     found += 1;
                 }
-                // Two threads try, and the maker: one of the three takes it.
+                // Two threads and the maker try to take the value. One of the three takes it.
                 drop(TABLE.take(handle));
             }
             found

@@ -1,8 +1,8 @@
-//! Memory that is registered: of the library, or of the user.
+//! Registered memory, which belongs to the library or to the user.
 //!
-//! **Invariant:** memory of pleachMemAlloc stays at its address until it was freed and until the
-//! last communicator or device that has registered it holds it no longer. Memory of the user stays
-//! as long as the user's promise says: see each function.
+//! **Invariant:** memory of pleachMemAlloc stays at its address until it was freed and no
+//! communicator or device that has registered it holds it any more. The user promises how long
+//! memory of the user stays: see each function.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -19,15 +19,16 @@ use crate::batch::expect_no_batch;
 use crate::comm::{find, pleachComm_t};
 use crate::result::{Failed, guarded, out, pleachResult_t};
 
-/// Is called once when neither the library nor a peer uses memory of the user any longer: with the
-/// address of the memory and the context that was given. Any thread of the process may call it,
-/// inside of a function of this library or not; it must not call this library. NULL is none.
+/// A callback that is called once when neither the library nor a peer uses memory of the user any
+/// more. Its arguments are the address of the memory and the context that was given. Any thread of
+/// the process may call it, inside a function of this library or outside. The callback must not
+/// call this library. NULL is no callback.
 pub type pleachRelease_t = Option<unsafe extern "C" fn(address: *mut c_void, context: *mut c_void)>;
 
-/// How long pleachCommDeregister waits for the fabric.
+/// How long pleachCommDeregister waits until the fabric gives memory back.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Memory that pleachMemAlloc has given out, by address.
+/// By address: memory that pleachMemAlloc has given out.
 static ALLOCATED: Mutex<BTreeMap<usize, Arc<SharedMemory>>> = Mutex::new(BTreeMap::new());
 
 fn allocated() -> MutexGuard<'static, BTreeMap<usize, Arc<SharedMemory>>> {
@@ -38,7 +39,7 @@ fn allocated() -> MutexGuard<'static, BTreeMap<usize, Arc<SharedMemory>>> {
 pub(crate) struct UserMemory {
     base: NonNull<u8>,
     len: usize,
-    /// What is called at the end, once the memory was registered.
+    /// The callback, set after the memory was registered.
     release: OnceLock<Release>,
 }
 
@@ -50,7 +51,7 @@ struct Release {
 impl UserMemory {
     /// # Safety
     ///
-    /// So many bytes at the address are readable and writable until nothing holds the memory.
+    /// `len` bytes at the address are readable and writable until nothing holds the memory.
     pub(crate) unsafe fn new(address: *mut c_void, len: usize) -> Result<Arc<Self>, Failed> {
         let base = NonNull::new(address.cast()).ok_or_else(|| Failed::argument("the address is NULL"))?;
         if len > isize::MAX as usize || (address as usize).checked_add(len).is_none() {
@@ -59,11 +60,11 @@ impl UserMemory {
         Ok(Arc::new(Self { base, len, release: OnceLock::new() }))
     }
 
-    /// Has `release` called when nothing holds the memory any longer.
+    /// Has `release` called when nothing holds the memory any more.
     ///
     /// # Safety
     ///
-    /// Any thread may call it.
+    /// Any thread may call `release`.
     pub(crate) unsafe fn call_at_end(&self, release: pleachRelease_t, context: *mut c_void) {
         if let Some(function) = release {
             let _ = self.release.set(Release { function, context });
@@ -110,7 +111,7 @@ fn allocation_of(address: *mut c_void, len: usize) -> Option<Arc<SharedMemory>> 
     (end <= base + memory.len()).then(|| Arc::clone(memory))
 }
 
-/// Refusals of memory in the words of C.
+/// The failure of a C function for a refused registration.
 pub(crate) fn register_error(error: &RegisterError) -> Failed {
     match error {
         RegisterError::NotShareable { fabric } => Failed::usage(format!(
@@ -124,8 +125,8 @@ pub(crate) fn register_error(error: &RegisterError) -> Failed {
 /// The memory that a communicator has registered.
 #[derive(Default)]
 pub(crate) struct Registrations {
-    /// How many there are, so that calls on a communicator without any take no lock. Relaxed: a
-    /// call that does not see a registration of another thread copies.
+    /// The number of registrations. Calls on a communicator without registrations take no lock.
+    /// Relaxed: a call that does not see a registration of another thread makes copies.
     count: AtomicUsize,
     list: Mutex<Vec<Registration>>,
 }
@@ -137,7 +138,7 @@ struct Registration {
     is_allocated: bool,
 }
 
-/// Numbers of registrations: never given twice in a process.
+/// The next number of a registration. No number is given twice in a process.
 static NUMBERS: AtomicUsize = AtomicUsize::new(1);
 
 impl Registrations {
@@ -170,9 +171,9 @@ impl Registrations {
         })
     }
 
-    /// Input and output of a call, each as an address and a number of elements of `size` bytes:
-    /// registered where they are. Both are plain addresses if they share bytes and only one is
-    /// registered.
+    /// The input and the output of a call. Each operand is an address and a number of elements of
+    /// `size` bytes. The result names registered memory for each operand that lies in registered
+    /// memory. Both stay plain addresses if they share bytes and only one of them is registered.
     #[inline]
     pub(crate) fn name(
         &self,
@@ -185,7 +186,7 @@ impl Registrations {
         }
     }
 
-    /// As [`Self::name`], of the only memory of a call.
+    /// As [`Self::name`], for a call with one operand.
     #[inline(always)]
     pub(crate) fn name_one(&self, address: *mut c_void, count: usize, size: usize) -> RawData {
         let registered = match self.count.load(Ordering::Relaxed) {
@@ -222,8 +223,8 @@ fn share_bytes(operands: &[Option<(*mut c_void, usize)>; 2], size: usize) -> boo
     first.start < second.end && second.start < first.end
 }
 
-/// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a
-/// page. The caller frees the memory with pleachMemFree.
+/// Allocates `size` zeroed bytes of host memory, aligned to a page. Every fabric can register this
+/// memory.
 ///
 /// Ownership: `ptr` is NULL or points to a pointer. The caller frees the memory with
 /// pleachMemFree. Threads: any. Blocks: no.
@@ -251,12 +252,12 @@ pub unsafe extern "C" fn pleachMemAlloc(ptr: *mut *mut c_void, size: usize) -> p
 
 /// Frees memory of pleachMemAlloc.
 ///
-/// Ownership: the memory is the library's again. Memory that is registered stays readable and
-/// writable until it is deregistered or its communicator is destroyed. Threads: any. Blocks: no.
+/// Ownership: the memory goes back to the library. Registered memory stays readable and writable
+/// until it is deregistered or its communicator is destroyed. Threads: any. Blocks: no.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has
-/// stored, or was freed (NULL is freed with success); pleachInternalError after a mistake of the
-/// library.
+/// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is not an address that pleachMemAlloc has
+/// stored, or was freed already (for NULL the function succeeds); pleachInternalError after a
+/// mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachMemFree(ptr: *mut c_void) -> pleachResult_t {
     guarded(|| {
@@ -268,20 +269,20 @@ pub extern "C" fn pleachMemFree(ptr: *mut c_void) -> pleachResult_t {
     })
 }
 
-/// Registers memory with a communicator: calls on elements inside of it are carried out in
+/// Registers memory with a communicator. Calls on elements inside this memory are carried out in
 /// place, without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is
-/// registered as a whole, over every fabric. Other memory is registered over "tcp" and "verbs"
-/// alone.
+/// registered as a whole, over every fabric. Other memory can be registered only over "tcp" and
+/// "verbs".
 ///
-/// Ownership: `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
-/// Memory that is not of pleachMemAlloc must stay readable and writable until
-/// pleachCommDeregister has returned with success, or pleachCommDestroy or pleachCommAbort has
-/// returned and no other thread is in a call on the communicator. Threads: any. Blocks: no; it
-/// is local, the other ranks need not call it.
+/// Ownership: `buff` is NULL or has `size` bytes; `handle` is NULL or points to a pointer. Memory
+/// that is not of pleachMemAlloc must stay readable and writable until its registration has ended.
+/// It has ended when pleachCommDeregister has returned with success. It has also ended when
+/// pleachCommDestroy or pleachCommAbort has returned and no other thread is in a call on the
+/// communicator. Threads: any. Blocks: no. The function is local: other ranks need not call it.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
-/// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// between pleachGroupStart and pleachGroupEnd, if this process is a forked child, or the fabric
+/// needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
 /// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommRegister(
@@ -294,19 +295,19 @@ pub unsafe extern "C" fn pleachCommRegister(
     unsafe { pleachCommRegisterWithRelease(comm, buff, size, None, std::ptr::null_mut(), handle) }
 }
 
-/// As pleachCommRegister, for memory of the user with a release callback: the memory stays until
-/// `release` is called, once, with `buff` and `context`. That is during pleachCommDeregister,
-/// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends.
-/// It is not called if this function fails, nor for memory of pleachMemAlloc, which takes no
-/// callback.
+/// As pleachCommRegister, for memory of the user with a release callback. The memory must stay
+/// until `release` is called. `release` is called once, with `buff` and `context`: during
+/// pleachCommDeregister, pleachCommDestroy or pleachCommAbort, or later when the last call that
+/// uses the memory ends. It is not called if this function fails. It is not called for memory of
+/// pleachMemAlloc, for which `release` must be NULL.
 ///
-/// Ownership: `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or
-/// points to a pointer. Threads: any; `release` is called by any thread. Blocks: no; it is
-/// local, the other ranks need not call it.
+/// Ownership: `buff` is NULL or has `size` bytes until `release` is called; `handle` is NULL or
+/// points to a pointer. Threads: any; any thread may call `release`. Blocks: no. The function is
+/// local: other ranks need not call it.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
-/// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// between pleachGroupStart and pleachGroupEnd, if this process is a forked child, or the fabric
+/// needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
 /// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommRegisterWithRelease(
@@ -354,10 +355,10 @@ pub unsafe extern "C" fn pleachCommRegisterWithRelease(
 
 /// Ends a registration.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on; the memory is the
-/// caller's again after success. After pleachTimeout the memory must stay until the communicator
-/// is destroyed. Threads: any; no call on the memory may be under way. Blocks: until the fabric
-/// holds the memory no longer, at most 5 s.
+/// Ownership: the handle goes back to the library and is invalid from now on; after success the
+/// memory is the caller's again. After pleachTimeout the memory must stay until the communicator is
+/// destroyed. Threads: any; no call on the memory may be under way. Blocks: until the fabric does
+/// not hold the memory any more, at most 5 s.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or
 /// registration; pleachTimeout if a call still uses the memory after 5 s; pleachInternalError
@@ -371,7 +372,7 @@ pub extern "C" fn pleachCommDeregister(comm: pleachComm_t, handle: *mut c_void) 
             return Err(Failed::argument("handle is no registration of this communicator, or was ended"));
         };
         if is_allocated {
-            // The library owns it, and keeps it as long as anybody needs it.
+            // The library owns the memory, and keeps it as long as it is needed.
             drop(registered);
             return Ok(());
         }

@@ -1,8 +1,10 @@
-//! Partial all-reduce: it does not wait for late ranks, and says whose data are in the result.
+//! Partial all-reduce: it does not wait for late ranks, and names the ranks whose data are in the
+//! result.
 //!
-//! **Invariant:** one thread at a time is in a call on a partial all-reduce. A second one is
-//! refused at once. So the memory of a contribution is the caller's between two calls, and that of
-//! a result stays as it is until the next call: see [`pleach_collectives::RawRound::result`].
+//! **Invariant:** one thread at a time is in a call on a partial all-reduce. A second thread is
+//! refused at once. So the memory of a contribution is the caller's between two calls, and the
+//! memory of a result does not change until the next call: see
+//! [`pleach_collectives::RawRound::result`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -16,23 +18,24 @@ use crate::handles::Handles;
 use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 use crate::types::{data_type, pleachDataType_t, pleachRedOp_t, reduction};
 
-/// A partial all-reduce, which only functions of this library look into.
+/// A partial all-reduce. Its contents are opaque to the caller.
 pub struct pleachPartial(());
 
-/// A partial all-reduce: rounds of an all-reduce that do not wait for late ranks. NULL is none.
+/// A partial all-reduce: rounds of an all-reduce that do not wait for late ranks. NULL is no
+/// partial all-reduce.
 pub type pleachPartial_t = *mut pleachPartial;
 
-/// What becomes of late contributions is as the activation says.
+/// The activation decides about late contributions.
 pub const pleachLateDefault: c_int = 0;
-/// A late contribution is added to the rank's next one, or given alone if the next round opens
-/// before that.
+/// A late contribution is added to the next contribution of the rank. If the next round opens
+/// before the rank contributes again, the late contribution is given alone.
 pub const pleachLateCarry: c_int = 1;
-/// A late contribution counts in no round.
+/// A late contribution is dropped and counts in no round.
 pub const pleachLateDrop: c_int = 2;
-/// The next round reduces late contributions apart, beside its own.
+/// The next round reduces late contributions separately, as a correction beside its own result.
 pub const pleachLateCorrect: c_int = 3;
 
-/// Sums are divided as the activation says.
+/// The activation decides by which number sums are divided.
 pub const pleachDivisorDefault: c_int = 0;
 /// Sums are not divided.
 pub const pleachDivisorNone: c_int = 1;
@@ -52,24 +55,25 @@ pub const pleachOwnCorrected: c_int = 4;
 /// There was no contribution.
 pub const pleachOwnAbstained: c_int = 5;
 
-/// How the rounds of a partial all-reduce go. Begin with PLEACH_PARTIAL_CONFIG_INITIALIZER, which
-/// sets `size`. 0 and NULL are the defaults. The same on all ranks.
+/// The configuration of the rounds of a partial all-reduce. Begin with
+/// PLEACH_PARTIAL_CONFIG_INITIALIZER, which sets `size`. 0 and NULL stand for the defaults. The
+/// same on all ranks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct pleachPartialConfig_t {
     /// sizeof(pleachPartialConfig_t).
     pub size: usize,
     /// When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE", "deadline:D" or
-    /// "deadline:pN", with times as "20ms" or "1.5s", and the percentile of a learned deadline as
-    /// "p95"; all by default.
+    /// "deadline:pN". Times are written as "20ms" or "1.5s", and the percentile of a learned
+    /// deadline as "p95". "all" by default.
     pub activation: *const c_char,
-    /// What becomes of late contributions: one of the constants pleachLateDefault to
+    /// The rule for late contributions: one of the constants pleachLateDefault to
     /// pleachLateCorrect.
     pub late: c_int,
-    /// By what sums are divided: one of the constants pleachDivisorDefault to
-    /// pleachDivisorContributors.
+    /// The divisor of sums: one of the constants pleachDivisorDefault to pleachDivisorContributors.
     pub divisor: c_int,
-    /// How many rounds in a row a rank may be left out: the next round waits for it. 8 by default.
+    /// The number of rounds in a row that a rank may miss. The next round waits for the rank. 8 by
+    /// default.
     pub stalenessMax: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -83,15 +87,15 @@ pub struct pleachRound_t {
     pub size: usize,
     /// The round's number, from 0.
     pub number: u64,
-    /// How many rounds lie between the round that this rank saw before and this one: their results
-    /// are lost to it.
+    /// The number of rounds between the last round that this rank saw and this round. This rank
+    /// does not get their results.
     pub missed: u64,
-    /// What became of this rank's contribution: one of the constants pleachOwnCounted to
+    /// What happened to this rank's contribution: one of the constants pleachOwnCounted to
     /// pleachOwnAbstained.
     pub own: c_int,
-    /// How many ranks have contributed to the result: the same on all ranks.
+    /// The number of ranks that have contributed to the result. It is the same on all ranks.
     pub contributors: c_int,
-    /// How many ranks have contributed to the correction; 0 without one.
+    /// The number of ranks that have contributed to the correction; 0 without a correction.
     pub corrected: c_int,
     /// 0.
     pub reserved: c_int,
@@ -99,22 +103,24 @@ pub struct pleachRound_t {
     /// same bits on all ranks.
     pub result: *const c_void,
     /// With pleachLateCorrect, the combined contributions that came too late for an earlier round,
-    /// divided as the result is. NULL if all ranks were in the round before, or there was none.
+    /// divided as the result is. NULL if all ranks were in the round before, or if there was no
+    /// round before.
     pub correction: *const c_void,
 }
 
-/// A partial all-reduce as functions hold it.
+/// The partial all-reduce behind a handle.
 struct Partial {
     rounds: Mutex<Held>,
 }
 
-/// The rounds, and what the last call on them has returned.
+/// The rounds, and the contributors of the round that the last call has returned.
 struct Held {
     raw: RawPartial,
     last: Option<Sets>,
 }
 
-/// Whose contributions are in a result, and in its correction.
+/// The ranks whose contributions are in a result, and the ranks whose contributions are in its
+/// correction.
 struct Sets {
     contributors: RankSet,
     corrected: RankSet,
@@ -123,7 +129,7 @@ struct Sets {
 static PARTIALS: Handles<Partial> = Handles::new("partial all-reduce", "partial");
 
 impl Partial {
-    /// The rounds, of which this thread is the only one to hold them.
+    /// Locks the rounds for this thread. Fails if another thread holds them.
     fn rounds(&self) -> Result<MutexGuard<'_, Held>, Failed> {
         match self.rounds.try_lock() {
             Ok(held) => Ok(held),
@@ -146,11 +152,12 @@ impl From<PartialError> for Failed {
     }
 }
 
-/// How rounds are to go.
+/// Reads the activation from a configuration.
 ///
 /// # Safety
 ///
-/// `config` is null, or points to a configuration whose `size` is true and whose text ends.
+/// `config` is null, or points to a configuration whose `size` is right and whose text ends with a
+/// zero byte.
 unsafe fn activation(config: *const pleachPartialConfig_t) -> Result<Activation, Failed> {
     if config.is_null() {
         return Ok(Activation::all());
@@ -161,7 +168,7 @@ unsafe fn activation(config: *const pleachPartialConfig_t) -> Result<Activation,
     let config = unsafe { *config };
     let mut activation = Activation::all();
     if !config.activation.is_null() {
-        // SAFETY: the caller's promise: a text that ends.
+        // SAFETY: the caller promises a text that ends with a zero byte.
         let text = unsafe { CStr::from_ptr(config.activation) }.to_string_lossy();
         activation = text.parse().map_err(PartialError::Activation)?;
     }
@@ -192,27 +199,28 @@ fn no_constant(member: &str, number: c_int, example: &str) -> Failed {
     Failed::argument(format!("config->{member} is {number}; take a constant as {example}"))
 }
 
-/// Makes a partial all-reduce of `count` elements, which all ranks make alike. Its rounds have a
-/// group of their own: other calls on the communicator go on beside them, pleachCommAbort does not
-/// end them, and the communicator may be destroyed before. All ranks must hold the partial
-/// all-reduce until all have finished it: a rank that destroys it before ends the rounds for the
-/// others.
+/// Makes a partial all-reduce of `count` elements. All ranks make the same call. Its rounds have a
+/// group of their own: other calls on the communicator may run at the same time, pleachCommAbort
+/// does not end the rounds, and the communicator may be destroyed before them. All ranks must keep
+/// the partial all-reduce until all ranks have finished it. A rank that destroys it earlier ends
+/// the rounds for the other ranks.
 ///
 /// Ownership: `partial` is NULL or points to a pleachPartial_t. The caller ends it with
 /// pleachPartialDestroy. `config` is NULL or points to a configuration that began with
 /// PLEACH_PARTIAL_CONFIG_INITIALIZER, whose text ends with a zero byte; it is read before the
 /// function returns. Threads: any; calls of several threads on one communicator need one order on
-/// all ranks. Blocks: until all ranks have made the call, at most the timeout of the communicator
-/// while ranks have not made it, and at most joinTimeoutMs while their group is made.
+/// all ranks. Blocks: until all ranks have made the call. It waits at most the timeout of the
+/// communicator for the ranks to make the call, then at most joinTimeoutMs while their group is
+/// made.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a partial
 /// all-reduce does not know the operation, or the communicator works on memory of GPUs;
 /// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536 partial
-/// all-reduces already, the ranks ask for different ones or make different calls, the communicator
-/// was finalized, or its process forked; pleachTimeout if another rank is late; pleachRemoteError
-/// if a rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the
-/// ranks do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU
-/// fails; pleachInternalError after a mistake of the library.
+/// all-reduces already, the ranks ask for different partial all-reduces or make different calls,
+/// the communicator was finalized, or this process is a forked child; pleachTimeout if another rank
+/// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the ranks do not meet, or the system refuses what is needed;
+/// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialInit(
     partial: *mut pleachPartial_t,
@@ -249,17 +257,17 @@ pub unsafe extern "C" fn pleachPartialInit(
     })
 }
 
-/// Stores the address of this rank's next contribution: `count` elements of any value, for the
-/// caller to write.
+/// Stores the address of this rank's next contribution. It has `count` elements of any value, which
+/// the caller writes.
 ///
 /// Ownership: `data` is NULL or points to a pointer. The memory is the library's; the caller may
 /// read and write it until pleachPartialContribute or pleachPartialDestroy. The next contribution
-/// may have another address. Threads: any; a second one that calls meanwhile is refused. Blocks:
-/// no.
+/// may have another address. Threads: any; a call of a second thread at the same time is refused.
+/// Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such partial
-/// all-reduce; pleachInvalidUsage if another thread is in a call on it; pleachInternalError after a
-/// mistake of the library.
+/// all-reduce; pleachInvalidUsage if another thread is in a call on the partial all-reduce;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialContribution(
     partial: pleachPartial_t,
@@ -274,22 +282,23 @@ pub unsafe extern "C" fn pleachPartialContribution(
     })
 }
 
-/// Hands this rank's contribution over. Stores the round that counts it or, where the contribution
-/// came too late, the newest round that was bound without it. After a failure the contribution is
-/// still where it was, with the late one that was carried.
+/// Contributes to the next round. Stores the round that counts the contribution. If the
+/// contribution came too late, stores the newest round that was made without it. After a failure
+/// the contribution is still in its memory, together with a late contribution that was carried.
 ///
 /// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 /// result and correction are the library's; the caller may read them until the next
 /// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-/// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
-/// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
+/// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
+/// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 /// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-/// pleachGroupEnd, if another thread is in a call on it, this rank has finished it, or its process
-/// forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a rank is
-/// lost, has left, has aborted or has broken the protocol; pleachSystemError if the system refuses
-/// memory or a thread; pleachInternalError after a mistake of the library.
+/// pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
+/// it, or this process is a forked child; pleachTimeout if a rank that the round waits for is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+/// of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialContribute(
     partial: pleachPartial_t,
@@ -299,23 +308,23 @@ pub unsafe extern "C" fn pleachPartialContribute(
     unsafe { next_round(partial, round, RawPartial::contribute) }
 }
 
-/// Has nothing to give to the next round. No rank waits for this one until it contributes again, or
-/// until all ranks have abstained from one round: those that wait for that round get
-/// pleachInvalidUsage. Stores a round as pleachPartialContribute does.
+/// Abstains from the next round. No rank waits for this rank until it contributes again. If all
+/// ranks abstain from one round, the ranks that wait for the round get pleachInvalidUsage. Stores a
+/// round as pleachPartialContribute does.
 ///
 /// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 /// result and correction are the library's; the caller may read them until the next
 /// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-/// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
-/// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
+/// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
+/// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 /// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-/// pleachGroupEnd, if no rank had anything to give, another thread is in a call on it, this rank
-/// has finished it, or its process forked; pleachTimeout if a rank that the round waits for is
-/// late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
-/// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
-/// of the library.
+/// pleachGroupEnd, if all ranks have abstained from the round, another thread is in a call on the
+/// partial all-reduce, this rank has finished it, or this process is a forked child; pleachTimeout
+/// if a rank that the round waits for is late; pleachRemoteError if a rank is lost, has left, has
+/// aborted or has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialAbstain(
     partial: pleachPartial_t,
@@ -325,22 +334,23 @@ pub unsafe extern "C" fn pleachPartialAbstain(
     unsafe { next_round(partial, round, RawPartial::abstain) }
 }
 
-/// Gives nothing any more, and takes part in the rounds of other ranks until all have finished.
-/// Stores the last round, whose result has the late contributions that were still carried; it may
-/// have no contributors, and then its result says nothing.
+/// Makes no further contribution, and takes part in the rounds of other ranks until all ranks have
+/// finished. Stores the last round, whose result has the late contributions that were still
+/// carried. If this round has no contributors, its result has no meaning.
 ///
 /// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 /// result and correction are the library's; the caller may read them until pleachPartialDestroy,
-/// which is still to be called. Threads: any; a second one that calls meanwhile is refused. Blocks:
-/// until all ranks have finished; at most the timeout that the communicator had at
-/// pleachPartialInit while a rank is waited for.
+/// which the caller still has to call. Threads: any; a call of a second thread at the same time is
+/// refused. Blocks: until all ranks have finished. It waits for a rank at most the timeout that the
+/// communicator had at pleachPartialInit.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 /// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-/// pleachGroupEnd, if another thread is in a call on it, this rank has finished it before, or its
-/// process forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a
-/// rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the system
-/// refuses memory or a thread; pleachInternalError after a mistake of the library.
+/// pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
+/// it before, or this process is a forked child; pleachTimeout if a rank that the round waits for
+/// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+/// of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialFinish(
     partial: pleachPartial_t,
@@ -350,11 +360,11 @@ pub unsafe extern "C" fn pleachPartialFinish(
     unsafe { next_round(partial, round, RawPartial::finish) }
 }
 
-/// Makes a call that waits for a round; stores the round.
+/// Makes a call that waits for a round, and stores the round.
 ///
 /// # Safety
 ///
-/// `round` is null, or points to a struct whose `size` is true.
+/// `round` is null, or points to a struct whose `size` is right.
 unsafe fn next_round(
     partial: pleachPartial_t,
     round: *mut pleachRound_t,
@@ -402,12 +412,12 @@ fn own(own: Own) -> c_int {
     }
 }
 
-/// Stores the ranks that have contributed to the result of the round that the last call on
-/// `partial` has stored: in ascending order, at most `capacity` of them. The set is the same on all
-/// ranks. `count` is set to how many there are.
+/// Stores the ranks that have contributed to the result of the last round. This is the round that
+/// the last call on `partial` has stored. The ranks are in ascending order; at most `capacity`
+/// ranks are stored. The set is the same on all ranks. `count` is set to the size of the whole set.
 ///
 /// Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
-/// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+/// size_t. Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 /// pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
@@ -423,11 +433,11 @@ pub unsafe extern "C" fn pleachPartialContributors(
     unsafe { list(partial, ranks, capacity, count, |sets| &sets.contributors) }
 }
 
-/// Stores the ranks that have contributed to the correction of the round that the last call on
-/// `partial` has stored, as pleachPartialContributors does; none without a correction.
+/// Stores the ranks that have contributed to the correction of the last round, as
+/// pleachPartialContributors does for the result. The set is empty without a correction.
 ///
 /// Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
-/// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+/// size_t. Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 /// pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
@@ -466,7 +476,7 @@ unsafe fn list(
         let none = || Failed::usage("the last call on this partial all-reduce has stored no round");
         let set = set(rounds.last.as_ref().ok_or_else(none)?);
         for (at, rank) in set.iter().take(capacity).enumerate() {
-            // SAFETY: the list has room for `capacity` numbers, and `at` is below.
+            // SAFETY: the list has room for `capacity` numbers, and `at` is below `capacity`.
             unsafe { ranks.add(at).write(rank as c_int) };
         }
         *count = set.len() as usize;
@@ -475,13 +485,13 @@ unsafe fn list(
 }
 
 /// Frees a partial all-reduce. A rank that has not finished leaves now, which ends the rounds for
-/// the others.
+/// the other ranks.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on; so is the memory of
-/// contributions and results. A call that another thread has under way keeps them until it has
-/// ended. Threads: any, also while another thread is in a call. Blocks: while the round that is
-/// under way ends, at most 5 s, and while peers take what this rank has sent, at most 5 s; not
-/// while another thread is in a call.
+/// Ownership: the handle and the memory of contributions and results go back to the library, and
+/// the handle is invalid from now on. A call of another thread that is under way keeps them until
+/// the call has ended. Threads: any, also while another thread is in a call. Blocks: at most 5 s
+/// until the round that is under way has ended, and at most 5 s while peers take the data that this
+/// rank has sent. It does not wait for calls of other threads.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce;
 /// pleachInternalError after a mistake of the library.

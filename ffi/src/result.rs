@@ -1,4 +1,4 @@
-//! Results of functions, and the text that goes with the last failure of a thread.
+//! Results of functions, and the text of the last failure of a thread.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -31,14 +31,14 @@ pub enum pleachResult_t {
     pleachInvalidUsage = 5,
     /// Another rank is lost, has left, has aborted or has broken the protocol.
     pleachRemoteError = 6,
-    /// What the function waits for is not finished: call it again.
+    /// The awaited operation is not finished: call the function again.
     pleachInProgress = 7,
     /// A deadline has passed.
     pleachTimeout = 8,
 }
 use pleachResult_t::*;
 
-/// Why a function has failed: its result and its text.
+/// The failure of a function: its result and its text.
 #[derive(Debug)]
 pub(crate) struct Failed {
     pub(crate) result: pleachResult_t,
@@ -103,14 +103,14 @@ fn result_of(error: &CollectiveError) -> pleachResult_t {
 }
 
 thread_local! {
-    /// Never empty of a terminator; its address is what pleachGetLastError returns.
+    /// The text always ends with a zero byte. pleachGetLastError returns its address.
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Runs the body of a function: its failure becomes a result and a text, a panic too.
+/// Runs the body of a function. A failure or a panic becomes a result and a text.
 #[inline]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failed>) -> pleachResult_t {
-    // What the body shares with other threads is guarded by locks that recover from a panic.
+    // Locks that recover from a panic guard the data that the body shares with other threads.
     let failed = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return pleachSuccess,
         Ok(Err(failed)) => failed,
@@ -133,31 +133,31 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
     format!("a mistake of pleach: {}", text.unwrap_or_default())
 }
 
-/// A pointer of the caller as a reference.
+/// Makes a reference from a pointer of the caller.
 ///
 /// # Safety
 ///
-/// It is null, or aligned and valid for reads and writes until the function returns.
+/// `pointer` is null, or aligned and valid for reads and writes until the function returns.
 pub(crate) unsafe fn out<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Failed> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_mut() }.ok_or_else(|| Failed::argument(format!("{name} is NULL")))
 }
 
-/// A copy of what a pointer of the caller points to.
+/// Copies the value to which a pointer of the caller points.
 ///
 /// # Safety
 ///
-/// It is null, or aligned and valid for reads until the function returns.
+/// `pointer` is null, or aligned and valid for reads until the function returns.
 pub(crate) unsafe fn input<T: Copy>(pointer: *const T, name: &str) -> Result<T, Failed> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.copied().ok_or_else(|| Failed::argument(format!("{name} is NULL")))
 }
 
-/// The size that a struct of the caller says it has: at least that of the struct.
+/// The size in the first field of a caller's struct. It is at least the size of the struct here.
 ///
 /// # Safety
 ///
-/// `given` is null, or points to a struct that begins with its size, and the size is true.
+/// `given` is null, or points to a struct that begins with its size, and the size is right.
 pub(crate) unsafe fn struct_size<T>(given: *const T, name: &str, initializer: &str) -> Result<usize, Failed> {
     // SAFETY: the caller's promise. Only the size is read before the size is known.
     let size = unsafe { input(given.cast::<usize>(), name) }?;
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn pleachGetVersion(version: *mut c_int) -> pleachResult_t
     })
 }
 
-/// Returns a short text for a result; a text for a number that is none, too.
+/// Returns a short text for a result. A number that is not a result has a text too.
 ///
 /// Ownership: the text is the library's and static. Threads: any. Blocks: no.
 ///
@@ -208,11 +208,11 @@ pub extern "C" fn pleachGetErrorString(result: c_int) -> *const c_char {
 }
 
 /// Returns the text of the last failure of the calling thread: what happened, to which rank, and
-/// what to do; empty if no call of this thread has failed. Never NULL. As with NCCL, `comm` makes
-/// no difference; it may be NULL, or destroyed.
+/// what to do. The text is empty if no call of this thread has failed. It is never NULL. As in
+/// NCCL, `comm` makes no difference; it may be NULL or destroyed.
 ///
 /// Ownership: the text is the library's and stays until the next call of this thread fails.
-/// Threads: any; each has its own text. Blocks: no.
+/// Threads: any; each thread has a text of its own. Blocks: no.
 ///
 /// Returns: the text.
 #[unsafe(no_mangle)]

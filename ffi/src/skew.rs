@@ -1,11 +1,11 @@
-//! The ranks that are late.
+//! Arrival skew: how late ranks make their calls.
 
 use std::ffi::c_int;
 
 use crate::comm::{find, pleachComm_t};
 use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 
-/// How late a peer has made its calls, seen from this rank. Begin with
+/// The arrival skew of a peer: how late it has made its calls, measured by this rank. Begin with
 /// PLEACH_ARRIVAL_SKEW_INITIALIZER, which sets `size`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -14,27 +14,26 @@ pub struct pleachArrivalSkew_t {
     pub size: usize,
     /// The calls in which this rank has waited and has heard from the peer directly.
     pub calls: u64,
-    /// How much later than this rank the peer has made them, in nanoseconds: the sum,
+    /// The sum of the delays of the peer in these calls, compared with this rank, in nanoseconds.
     pub sumNs: u64,
-    /// the median,
+    /// The median of these delays, in nanoseconds.
     pub medianNs: u64,
-    /// the 99th percentile,
+    /// The 99th percentile of these delays, in nanoseconds.
     pub p99Ns: u64,
-    /// and the longest.
+    /// The longest of these delays, in nanoseconds.
     pub longestNs: u64,
-    /// The calls in which the peer was the last that this rank has heard from.
+    /// The calls in which the peer was the last rank from which this rank has heard.
     pub last: u64,
 }
 
-/// Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and
-/// 12.5 percent.
+/// Stores the arrival skew of a peer in the calls of this rank so far. It is precise to about 10
+/// microseconds and 12.5 percent.
 ///
-/// Ownership: `skew` is NULL or points to a struct that began with
-/// PLEACH_ARRIVAL_SKEW_INITIALIZER. Threads: any, also while another one is in a call. Blocks:
-/// no.
+/// Ownership: `skew` is NULL or points to a struct that began with PLEACH_ARRIVAL_SKEW_INITIALIZER.
+/// Threads: any, also while another thread is in a call. Blocks: no.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; `peer` is
-/// another rank; pleachInternalError after a mistake of the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right (`peer` must be
+/// another rank); pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommGetArrivalSkew(
     comm: pleachComm_t,
@@ -64,10 +63,10 @@ pub unsafe extern "C" fn pleachCommGetArrivalSkew(
     })
 }
 
-/// Stores the rank that this rank waits for now, once that has taken a millisecond; -1 if none.
-/// The rank is the cause as far as the ranks that were asked know.
+/// Stores the rank that this rank waits for, if it has waited for a millisecond; -1 otherwise. The
+/// stored rank is the cause of the wait, as far as the queried ranks know.
 ///
-/// Ownership: `rank` is NULL or points to an int. Threads: any, also while another one is in a
+/// Ownership: `rank` is NULL or points to an int. Threads: any, also while another thread is in a
 /// call. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such

@@ -1,4 +1,4 @@
-//! Element types and reductions as numbers. Those that NCCL has keep NCCL's number.
+//! Element types and reductions as numbers. Types and reductions of NCCL have NCCL's numbers.
 
 use std::ffi::c_void;
 
@@ -70,10 +70,10 @@ pub const pleachBitOr: pleachRedOp_t = 33;
 /// Bitwise exclusive or, of integers; NCCL has no such operation.
 pub const pleachBitXor: pleachRedOp_t = 34;
 
-/// Where the scalar of pleachRedOpCreatePreMulSum is: pleachScalarHostImmediate.
+/// The place of the scalar of pleachRedOpCreatePreMulSum: pleachScalarHostImmediate.
 pub type pleachScalarResidence_t = u32;
 
-/// In memory of a GPU, read when a call uses it. NCCL has this; this library refuses it.
+/// In memory of a GPU, read when a call uses the scalar. NCCL has this; this library refuses it.
 pub const pleachScalarDevice: pleachScalarResidence_t = 0;
 /// In host memory, read before pleachRedOpCreatePreMulSum returns.
 pub const pleachScalarHostImmediate: pleachScalarResidence_t = 1;
@@ -102,7 +102,7 @@ pub(crate) fn data_type(number: pleachDataType_t) -> Result<DataType, Failed> {
     })
 }
 
-/// The number of an element type.
+/// The constant of an element type.
 pub(crate) fn number_of(data_type: DataType) -> pleachDataType_t {
     match data_type {
         DataType::I8 => pleachInt8,

@@ -1,4 +1,5 @@
-//! Unique ids: where the ranks of a communicator meet, and the secret that lets them in.
+//! Unique ids: the address where the ranks of a communicator meet, and the secret with which they
+//! may join.
 
 use std::ffi::c_char;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
@@ -14,7 +15,7 @@ use crate::result::{Failed, guarded, out, pleachResult_t};
 /// Length of a unique id, in bytes.
 pub const PLEACH_UNIQUE_ID_BYTES: usize = 128;
 
-/// Begins every id, so that a block of other bytes is told from one.
+/// The first bytes of every id, which distinguish an id from other bytes.
 const MAGIC: [u8; 8] = *b"pleach1\0";
 const PORT_AT: usize = MAGIC.len();
 const HOST_LEN_AT: usize = PORT_AT + 2;
@@ -22,8 +23,9 @@ const HOST_AT: usize = HOST_LEN_AT + 1;
 const SECRET_BYTES: usize = 32;
 const SECRET_AT: usize = PLEACH_UNIQUE_ID_BYTES - SECRET_BYTES;
 
-/// The name of a communicator that is to be made. One process makes it with pleachGetUniqueId; the
-/// program hands it to all ranks. It holds a secret: whoever has it can join.
+/// The unique id of a communicator that is to be made. One process makes it with pleachGetUniqueId,
+/// and the program hands it to all ranks. It holds a secret: every process that has the id can
+/// join.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pleachUniqueId {
@@ -31,7 +33,8 @@ pub struct pleachUniqueId {
     pub internal: [c_char; PLEACH_UNIQUE_ID_BYTES],
 }
 
-/// Ports that ids name and rank 0 does not listen on yet, held so that nobody else takes them.
+/// The ports of ids on which rank 0 does not listen yet. They are held so that no other process
+/// takes them.
 static RESERVED: Mutex<Vec<TcpListener>> = Mutex::new(Vec::new());
 
 impl pleachUniqueId {
@@ -42,7 +45,7 @@ impl pleachUniqueId {
         bytes[PORT_AT..HOST_LEN_AT].copy_from_slice(&port.to_le_bytes());
         bytes[HOST_LEN_AT] = host.len() as u8;
         bytes[HOST_AT..HOST_AT + host.len()].copy_from_slice(host.as_bytes());
-        // Two challenges, as fresh as those of any handshake.
+        // Two challenges, which are as random as the challenges of a handshake.
         let secret = [challenge(), challenge()].concat();
         bytes[SECRET_AT..].copy_from_slice(&secret[..SECRET_BYTES]);
         Self { internal: bytes.map(u8::cast_signed) }
@@ -79,22 +82,24 @@ impl pleachUniqueId {
     }
 }
 
-/// Lets go of the port of an id, where this process holds it, so that rank 0 can listen there.
+/// Releases the port of an id, if this process holds it, so that rank 0 can listen there.
 pub(crate) fn release(id: &pleachUniqueId) {
     let Some((_, port, _)) = id.read() else { return };
     let mut reserved = lock(&RESERVED);
     reserved.retain(|listener| listener.local_addr().map_or(true, |address| address.port() != port));
 }
 
-/// The address by which other hosts reach this one: that of the variable PLEACH_INTERFACE, or the
-/// one from which packets to anywhere would go; the loopback address of a host without a network.
+/// The address at which other hosts reach this host. It is the address of the variable
+/// PLEACH_INTERFACE, or the source address of packets on the default route. A host without a
+/// network has the loopback address.
 fn own_address() -> Result<IpAddr, Failed> {
     if let Some(address) = named_address(std::env::var("PLEACH_INTERFACE").ok())? {
         return Ok(address);
     }
     let of_route = || -> std::io::Result<IpAddr> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        // An address of documentation: no packet is sent, the system only chooses a route.
+        // The address is reserved for documentation. No packet is sent; the system only chooses a
+        // route.
         socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
         Ok(socket.local_addr()?.ip())
     };
@@ -112,9 +117,9 @@ fn named_address(variable: Option<String>) -> Result<Option<IpAddr>, Failed> {
     }
 }
 
-/// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the
-/// other ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the
-/// default route.
+/// Stores a new unique id. The process that calls the function must be rank 0 of the communicator,
+/// because the other ranks connect to its address. This is the address of the variable
+/// PLEACH_INTERFACE, or that of the default route.
 ///
 /// Ownership: `uniqueId` is NULL or points to a pleachUniqueId. Threads: any. Blocks: no.
 ///

@@ -7,10 +7,10 @@ use pleach_transport::mutex::lock;
 use pleach_transport::{LossCause, Rank, Responder};
 
 /// Most messages of a peer that wait. A peer that keeps to the protocol is at most one exchange
-/// ahead; messages beyond these are dropped.
+/// ahead. Messages above this limit are dropped.
 const WAITING_MAX: usize = 8;
 
-/// Messages by peer, in order.
+/// By peer: its messages in order.
 pub(crate) struct Inbox(Mutex<Vec<VecDeque<Vec<u8>>>>);
 
 impl Inbox {

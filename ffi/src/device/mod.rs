@@ -1,9 +1,10 @@
 //! The transport below the collectives: a device that is connected to all ranks, registered memory,
 //! one-sided transfers, and signals.
 //!
-//! **Invariants.** The device is polled by one thread at a time, under a lock, and only while a
-//! thread is in a function of this module. A thread that sleeps for the device wakes all threads
-//! that wait on it, and a thread that submits wakes the sleeper. Every wait has a limit.
+//! **Invariants.** One thread at a time polls the device, under a lock and only while the thread is
+//! in a function of this module. One thread may sleep on the device's wake source; when it wakes,
+//! it wakes all threads that wait on the device. A thread that submits wakes the sleeping thread.
+//! Every wait has a limit.
 
 mod inbox;
 pub mod region;
@@ -31,13 +32,14 @@ use crate::handles::{Handles, Held};
 use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 use crate::unique_id::{pleachUniqueId, release};
 
-/// A device, which only functions of this library look into.
+/// A device. Its contents are opaque to the caller.
 pub struct pleachDevice(());
 
-/// A device: this rank's end of the fabric between the ranks that have opened it. NULL is none.
+/// A device: this rank's end of the fabric between the ranks that have opened the device together.
+/// NULL is no device.
 pub type pleachDevice_t = *mut pleachDevice;
 
-/// The signal slots of a rank for each of its peers: 0 to 63.
+/// The number of signal slots of a rank for each of its peers. They are numbered 0 to 63.
 pub const PLEACH_SIGNAL_SLOTS: c_int = 64;
 /// The most bytes that each rank gives to pleachDeviceExchange.
 pub const PLEACH_EXCHANGE_BYTES: usize = 4096;
@@ -48,14 +50,14 @@ pub const PLEACH_FABRIC_BYTES: usize = 16;
 /// How long a waiting thread polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// How long closing waits for what was submitted.
+/// How long pleachDeviceClose waits for submitted transfers and messages.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a message of a peer may come after the news of the peer's end: the two come by
-/// different ways.
+/// How much later than the end of a peer a message of the peer may arrive. The end and the message
+/// are reported by different paths.
 const MESSAGE_GRACE: Duration = Duration::from_secs(1);
 
-/// Events taken from the device at a time.
+/// Number of events that are taken from the device at a time.
 const EVENTS: usize = 64;
 
 /// The properties of a device. Begin with PLEACH_DEVICE_INFO_INITIALIZER, which sets `size`.
@@ -74,40 +76,40 @@ pub struct pleachDeviceInfo_t {
     pub fabric: [c_char; PLEACH_FABRIC_BYTES],
 }
 
-/// The end of a peer, with the text for whoever needs the peer.
+/// The end of a peer: the error text for calls that need the peer.
 type PeerEnd = Option<String>;
 
-/// A device as functions hold it.
+/// The device behind a handle.
 pub(crate) struct OpenDevice {
     rank: Rank,
     world_size: u32,
     transfer_bytes_max: u64,
     fabric: &'static str,
-    /// How long a function waits for room and for other ranks.
+    /// How long a function waits for room in a queue and for other ranks.
     timeout: Duration,
     process: Process,
     waker: Arc<dyn Wake>,
-    /// By peer; none for this rank.
+    /// By peer: its signals; `None` for this rank.
     signals: Vec<Option<Signals>>,
     inbox: Arc<Inbox>,
     state: Mutex<State>,
     polled: Condvar,
-    /// Held during an exchange, so that those of two threads do not mix.
+    /// Held during an exchange, so that the exchanges of two threads do not mix.
     exchanging: Mutex<()>,
 }
 
-/// A transfer whose end somebody may ask for.
+/// A transfer whose end can be queried.
 enum Transfer {
     UnderWay,
     Ended(Result<u64, TransferError>),
 }
 
 struct State {
-    /// None once it is closed.
+    /// `None` after the device was closed.
     device: Option<Box<dyn Device>>,
-    /// Whether a thread closes the device: no other thread waits on it any longer.
+    /// Whether a thread closes the device. Then no other thread waits on it any longer.
     is_closing: bool,
-    /// Where the ranks have met.
+    /// The store through which the ranks have met.
     store: Option<Box<dyn Store>>,
     events: Vec<Event>,
     /// Whether a thread sleeps on the device's wake source.
@@ -189,7 +191,7 @@ impl OpenDevice {
         let inbox = Arc::new(Inbox::new(options.world.world_size));
         let settings = JoinOptions {
             fabric: options.fabric,
-            // A communicator and a device do not meet.
+            // Ranks that open a communicator must not meet ranks that open a device.
             knobs: vec![("opened as".to_owned(), "device".to_owned())],
             signal_slots: PLEACH_SIGNAL_SLOTS as usize,
             timeout: options.join_timeout,
@@ -242,8 +244,8 @@ impl OpenDevice {
         })
     }
 
-    /// Makes progress until `check` has a result, at most `limit` (`None` then), or the device is
-    /// closed.
+    /// Makes progress until `check` has a result. Returns `None` after `limit`, and an error if the
+    /// device is closed.
     fn wait<T>(
         &self,
         limit: Duration,
@@ -255,7 +257,7 @@ impl OpenDevice {
         })
     }
 
-    /// As [`OpenDevice::wait`], also while the device is being closed.
+    /// As [`OpenDevice::wait`], but also goes on while the device is being closed.
     fn drive<T>(
         &self,
         limit: Duration,
@@ -291,7 +293,7 @@ impl OpenDevice {
         }
     }
 
-    /// Sleeps on the device's wake source, for all threads that wait.
+    /// Sleeps on the device's wake source for all waiting threads, and wakes them afterwards.
     fn sleep<'a, T>(
         &'a self,
         state: MutexGuard<'a, State>,
@@ -327,7 +329,8 @@ impl OpenDevice {
         sleeper.found.map(|found| (state, found))
     }
 
-    /// After a submit or a post: has the sleeper carry it on, if there is one.
+    /// Sends what was submitted or posted: wakes the sleeping thread to do so, or flushes the
+    /// device if no thread sleeps.
     fn carry_on(&self, state: &mut State) {
         if state.has_sleeper {
             self.waker.wake();
@@ -412,16 +415,16 @@ impl OpenDevice {
 }
 
 fn kept(device: *mut pleachDevice_t, options: &Options) -> Result<(), Failed> {
-    // SAFETY: looked at by the callers.
+    // SAFETY: the callers have checked the pointer.
     let stored = unsafe { out(device, "device") }?;
     *stored = DEVICES.keep(OpenDevice::open(options)?)?;
     Ok(())
 }
 
-/// Opens a device as rank `rank` of `nranks` that the unique id names, and connects it to the
-/// devices of all other ranks. All ranks call it. Of the fields of `config`, `reproducible` has
-/// no effect, and `timeoutMs` is how long functions on the device wait. An id is for one device
-/// or one communicator.
+/// Opens a device as rank `rank` of the `nranks` ranks that share the unique id, and connects the
+/// device to the devices of all other ranks. All ranks call the function. The field `reproducible`
+/// of `config` has no effect. The field `timeoutMs` is the longest time that functions on the
+/// device wait. An id is for one device or one communicator.
 ///
 /// Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
 /// pleachDeviceClose. `config` is NULL or points to a configuration that began with
@@ -462,7 +465,7 @@ pub unsafe extern "C" fn pleachDeviceOpen(
 }
 
 /// As pleachDeviceOpen, among the ranks that the launcher of this process describes; see
-/// pleachCommInitFromEnv. A process opens one device or one communicator so.
+/// pleachCommInitFromEnv. A process may open one device or one communicator in this way.
 ///
 /// Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
 /// pleachDeviceClose. `config` is NULL or points to a configuration that began with
@@ -490,17 +493,17 @@ pub unsafe extern "C" fn pleachDeviceOpenFromEnv(
     })
 }
 
-/// Closes a device and tells the peers. Peers that still need this rank's memory get errors: let
-/// all ranks call pleachDeviceExchange before.
+/// Closes a device and tells the peers. Peers that still need this rank's memory get errors. To
+/// avoid this, all ranks call pleachDeviceExchange before they close.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on. Regions stay
-/// until they are released. Threads: any, also while other threads wait for the device: they
-/// return pleachInvalidUsage. Blocks: until the peers have what this rank has submitted, at most
+/// Ownership: the handle goes back to the library and is invalid from now on. Regions stay until
+/// they are released. Threads: any, also while other threads wait for the device; these return
+/// pleachInvalidUsage. Blocks: until the peers have received what this rank has submitted, at most
 /// 5 s.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if there is no such device; pleachInvalidUsage
-/// if this process was forked from the one that opened the device; pleachTimeout if a peer does
-/// not take what was submitted; the device is closed then too; pleachInternalError after a
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such device; pleachInvalidUsage if
+/// this process was forked from the one that opened the device; pleachTimeout if a peer does not
+/// take what was submitted (the device is closed in this case too); pleachInternalError after a
 /// mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachDeviceClose(device: pleachDevice_t) -> pleachResult_t {
@@ -544,19 +547,20 @@ pub unsafe extern "C" fn pleachDeviceGetInfo(
     })
 }
 
-/// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order:
-/// the way to tell peers the keys of regions. All ranks call it with the same number of bytes,
-/// at most PLEACH_EXCHANGE_BYTES. No rank returns before all have called it, so it is a barrier
-/// too. Not for data.
+/// Gives `bytes` bytes of this rank to all ranks, and stores the bytes of all ranks in rank order.
+/// It serves to tell peers the keys of regions, and is not for data. All ranks call the function
+/// with the same number of bytes, at most PLEACH_EXCHANGE_BYTES. No rank returns before all ranks
+/// have called the function, so it is a barrier too.
 ///
-/// Ownership: both stay the caller's: `own` has so many bytes, `all` has so many for each rank;
-/// they are NULL where they have none. Threads: any; exchanges of several threads come one after
-/// the other. Blocks: until all ranks have called it, at most the timeout of the device.
+/// Ownership: both buffers stay the caller's. `own` has `bytes` bytes, and `all` has `bytes` bytes
+/// for each rank; both may be NULL where `bytes` is 0. Threads: any; exchanges of several threads
+/// are made one after the other. Blocks: until all ranks have called the function, at most the
+/// timeout of the device.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if the ranks give different numbers of bytes, another thread closes the
-/// device, or this process was forked from the one that opened the device; pleachRemoteError if
-/// a rank is lost or has closed its device; pleachTimeout if a rank does not call it in time;
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if the ranks give different numbers of bytes, another thread closes the device, or this process
+/// was forked from the one that opened the device; pleachRemoteError if a rank is lost or has
+/// closed its device; pleachTimeout if a rank does not call the function in time;
 /// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceExchange(
@@ -579,7 +583,7 @@ pub unsafe extern "C" fn pleachDeviceExchange(
             _ => unsafe { std::slice::from_raw_parts(own.cast::<u8>(), bytes) },
         };
         let received = open.exchange(given)?;
-        // SAFETY: the caller's promise; `given` is used no longer.
+        // SAFETY: the caller's promise. `given` is not used any more.
         unsafe { std::ptr::copy_nonoverlapping(received.as_ptr(), all.cast::<u8>(), received.len()) };
         Ok(())
     })

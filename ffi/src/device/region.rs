@@ -10,20 +10,21 @@ use crate::handles::Handles;
 use crate::memory::{UserMemory, pleachRelease_t, register_error};
 use crate::result::{Failed, guarded, out, pleachResult_t};
 
-/// Registered memory, which only functions of this library look into.
+/// Registered memory. Its description is opaque to the caller.
 pub struct pleachRegion(());
 
-/// Memory that is registered with a device. NULL is none.
+/// Memory that is registered with a device. NULL is no region.
 pub type pleachRegion_t = *mut pleachRegion;
 
-/// A part of a region, as other ranks name it: plain numbers, which may be sent by any means
-/// between hosts of one byte order. Whoever has it may read and write the whole region.
+/// The name of a part of a region for other ranks. It consists of plain numbers, which may be sent
+/// by any means between hosts of one byte order. A rank that has the name may read and write the
+/// whole region.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct pleachRemoteSlice_t {
-    /// Names the region.
+    /// The key of the region.
     pub key: u64,
-    /// The first byte of the part in the region.
+    /// The offset of the part in the region, in bytes.
     pub offset: u64,
     /// The length of the part, in bytes.
     pub length: u64,
@@ -42,8 +43,8 @@ pub(crate) fn slice(region: pleachRegion_t, offset: usize, length: usize) -> Res
     region.slice(offset..end).map_err(|error| Failed::argument(error.to_string()))
 }
 
-/// Allocates `size` zeroed bytes and registers them with a device: every fabric can. Stores the
-/// address and a handle.
+/// Allocates `size` zeroed bytes and registers them with a device. Every fabric can register them.
+/// Stores the address and a handle.
 ///
 /// Ownership: `address` is NULL or points to a pointer; `region` is NULL or points to a
 /// pleachRegion_t. The caller releases the region with pleachRegionRelease, which frees the
@@ -80,10 +81,10 @@ pub unsafe extern "C" fn pleachRegionAlloc(
 
 /// Registers memory of the user with a device.
 ///
-/// Ownership: `address` is NULL or has so many bytes until `release` is called, once, with
-/// `address` and `context`: when the region was released and no transfer uses the memory.
-/// `release` is not called if this function fails. `region` is NULL or points to a
-/// pleachRegion_t. Threads: any; `release` is called by any thread. Blocks: no.
+/// Ownership: `address` is NULL or has `size` bytes until `release` is called. `release` is called
+/// once, with `address` and `context`, when the region was released and no transfer uses the
+/// memory. `release` is not called if this function fails. `region` is NULL or points to a
+/// pleachRegion_t. Threads: any; any thread may call `release`. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right or `release` is
 /// NULL; pleachInvalidUsage if the fabric needs memory of pleachRegionAlloc, as "shm" does,
@@ -117,11 +118,11 @@ pub unsafe extern "C" fn pleachRegionRegister(
     })
 }
 
-/// Releases a region; peers that use its key get an error.
+/// Releases a region. Peers that use its key from now on get an error.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on. A transfer of
-/// this rank that is under way holds the memory until the transfer ends. Threads: any, also
-/// after the device was closed. Blocks: no.
+/// Ownership: the handle goes back to the library and is invalid from now on. A transfer of this
+/// rank that is under way holds the memory until the transfer ends. Threads: any, also after the
+/// device was closed. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such region; pleachInternalError
 /// after a mistake of the library.

@@ -13,16 +13,16 @@ use super::{OpenDevice, PLEACH_SIGNAL_SLOTS, State, Transfer, find, late, pleach
 use crate::handles::Held;
 use crate::result::{Failed, guarded, input, out, pleachResult_t};
 
-/// The number of a transfer on its device; 0 is none.
+/// The number of a transfer on its device; 0 is no transfer.
 pub type pleachTransfer_t = u64;
 
-/// A put that raises no signal.
+/// The signal slot of a put that raises no signal.
 pub const PLEACH_NO_SIGNAL: c_int = -1;
 /// The most bytes of payload beside a signal.
 pub const PLEACH_PAYLOAD_BYTES: usize = 48;
 const _: () = assert!(PLEACH_PAYLOAD_BYTES == SIGNAL_SLOT_PAYLOAD_BYTES);
 
-/// Most transfers of a device whose ends nobody has asked for yet.
+/// Most transfers of a device whose ends pleachTransferWait has not reported yet.
 const TRANSFERS_MAX: usize = 1 << 16;
 
 /// An operation of this rank on a peer.
@@ -32,7 +32,8 @@ enum Operation {
 }
 
 impl OpenDevice {
-    /// Submits an operation, waits for room, and stores its number where the caller wants it.
+    /// Submits an operation; waits for room if necessary. Stores the number of the operation in
+    /// `stored`, if given.
     fn submit(&self, peer: Rank, operation: &Operation, stored: Option<&mut u64>) -> Result<(), Failed> {
         let is_asked_for = stored.is_some();
         let number =
@@ -70,7 +71,7 @@ impl OpenDevice {
             Ok(Submitted::UnderWay) => Transfer::UnderWay,
             Err(SubmitError::QueueFull { .. }) => return Ok(None),
             Err(error) => {
-                // The event has the cause.
+                // The event that follows has the cause.
                 state.poll()?;
                 state.expect(peer)?;
                 return Err(refusal(&error));
@@ -101,11 +102,11 @@ fn failure(error: &TransferError) -> Failed {
     }
 }
 
-/// A signal of these arguments.
+/// The signal that these arguments describe.
 ///
 /// # Safety
 ///
-/// `payload` is null or has so many bytes.
+/// `payload` is null or has `bytes` bytes.
 unsafe fn signal(slot: c_int, payload: *const c_void, bytes: usize) -> Result<Signal, Failed> {
     let signal_slot = slot_of(slot)?;
     if bytes > 0 && payload.is_null() {
@@ -130,7 +131,7 @@ fn slot_of(slot: c_int) -> Result<u16, Failed> {
     })
 }
 
-/// The device, the peer, and where the number of the transfer goes.
+/// The device, the peer, and the place for the number of the transfer.
 ///
 /// # Safety
 ///
@@ -151,19 +152,20 @@ unsafe fn begun<'a>(
 }
 
 /// Writes a part of a region of this rank to the part `destination` of a region of a peer, which
-/// is as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot`
-/// for this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
-/// PLEACH_NO_SIGNAL it raises none. Who sees the signal sees the bytes; transfers have no other
-/// order. The next signal to the same slot replaces a payload.
+/// must have the same length, and then raises a signal at the peer. The signal adds one to the
+/// peer's signal slot `signalSlot` for this rank. It carries `payloadBytes` bytes of payload, at
+/// most PLEACH_PAYLOAD_BYTES. With PLEACH_NO_SIGNAL the put raises no signal. The bytes are visible
+/// when the signal is; transfers have no other order. The next signal to the same slot replaces the
+/// payload.
 ///
-/// `transfer` gets a number for pleachTransferWait; with NULL nobody asks for the end. Transfers
-/// proceed while any thread of this process is in a function on the device. A key that the peer
-/// does not know is an error of pleachTransferWait.
+/// `transfer` gets a number for pleachTransferWait; NULL if the caller does not wait for the end.
+/// Transfers proceed while any thread of this process is in a function on the device. A key that
+/// the peer does not know is an error of pleachTransferWait.
 ///
 /// Ownership: the source stays the caller's and must not change until the transfer has ended.
-/// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many
-/// bytes: both are read before the function returns. `transfer` is NULL or points to a
-/// pleachTransfer_t. Threads: any. Blocks: only while too many transfers to the peer are under
+/// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has
+/// `payloadBytes` bytes. Both are read before the function returns. `transfer` is NULL or points to
+/// a pleachTransfer_t. Threads: any. Blocks: only while too many transfers to the peer are under
 /// way, at most the timeout of the device.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
@@ -199,8 +201,9 @@ pub unsafe extern "C" fn pleachPut(
     })
 }
 
-/// Reads the part `source` of a region of a peer into a part of a region of this rank, which is
-/// as long. The bytes are there when the transfer has ended. `transfer` as in pleachPut.
+/// Reads the part `source` of a region of a peer into a part of a region of this rank, which must
+/// have the same length. The bytes are there when the transfer has ended. `transfer` is used as in
+/// pleachPut.
 ///
 /// Ownership: the destination stays the caller's and belongs to the transfer until it has ended.
 /// `source` is NULL or points to a pleachRemoteSlice_t, which is read before the function
@@ -251,9 +254,9 @@ unsafe fn atomic(
     })
 }
 
-/// Adds `value` to a 64-bit word of a peer, wrapping: `word` names 8 bytes at a multiple of 8.
-/// Atomic among such operations of all ranks. pleachTransferWait stores the old value.
-/// `transfer` as in pleachPut.
+/// Adds `value` to a 64-bit word of a peer. The sum wraps. `word` names 8 bytes at a multiple of 8.
+/// The operation is atomic among such operations of all ranks. pleachTransferWait stores the old
+/// value. `transfer` is used as in pleachPut.
 ///
 /// Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
 /// function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
@@ -276,8 +279,8 @@ pub unsafe extern "C" fn pleachAtomicAdd(
     unsafe { atomic(device, peer, word, AtomicOp::Add(value), transfer) }
 }
 
-/// Stores `desired` in a 64-bit word of a peer if the word equals `expected`; else as
-/// pleachAtomicAdd.
+/// Stores `desired` in a 64-bit word of a peer if the word equals `expected`. Everything else is as
+/// in pleachAtomicAdd.
 ///
 /// Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
 /// function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
@@ -301,10 +304,10 @@ pub unsafe extern "C" fn pleachAtomicCompareSwap(
     unsafe { atomic(device, peer, word, AtomicOp::CompareSwap { expected, new: desired }, transfer) }
 }
 
-/// Raises a signal at a peer without writing to a region. Signal, payload and `transfer` as in
-/// pleachPut.
+/// Raises a signal at a peer without writing to a region. The signal, the payload and `transfer`
+/// are as in pleachPut.
 ///
-/// Ownership: `payload` is NULL or has so many bytes, which are read before the function
+/// Ownership: `payload` is NULL or has `payloadBytes` bytes, which are read before the function
 /// returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks: only while
 /// too many transfers to the peer are under way, at most the timeout of the device.
 ///
@@ -331,13 +334,13 @@ pub unsafe extern "C" fn pleachSignal(
     })
 }
 
-/// Waits until a transfer has ended. The end of a put means that its source may be used again,
-/// the end of a get that its bytes are here. `value`, if not NULL, gets the old value of an
-/// atomic operation.
+/// Waits until a transfer has ended. After the end of a put its source may be used again. After the
+/// end of a get its bytes are here. `value`, if not NULL, gets the old value of an atomic
+/// operation.
 ///
-/// Ownership: `value` is NULL or points to a number. The number of the transfer names nothing
-/// after its end. Threads: any. Blocks: until the transfer has ended, at most so many
-/// milliseconds; 0 looks once.
+/// Ownership: `value` is NULL or points to a number. The number of the transfer is invalid after
+/// its end. Threads: any. Blocks: until the transfer has ended, at most `timeoutMs` milliseconds; 0
+/// checks once.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such device or transfer;
 /// pleachInvalidUsage if another thread closes the device, or this process was forked from the
@@ -373,19 +376,18 @@ pub unsafe extern "C" fn pleachTransferWait(
     })
 }
 
-/// Waits until a signal slot of this rank has received at least `count` signals of a peer since
-/// the device was opened. Everything that these signals announce is visible then. `payload`, if
-/// not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the last signal; bytes beyond those that
-/// the peer gave have no meaning.
+/// Waits until a signal slot of this rank has received at least `count` signals of a peer since the
+/// device was opened. All bytes whose puts have raised these signals are visible then. `payload`,
+/// if not NULL, gets the PLEACH_PAYLOAD_BYTES bytes of payload of the last signal. Bytes that the
+/// peer did not give have no meaning.
 ///
-/// Ownership: `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes. Threads: any. Blocks: until
-/// the signals have come, at most so many milliseconds; 0 looks once.
+/// Ownership: `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes. Threads: any. Blocks: until the
+/// signals have come, at most `timeoutMs` milliseconds; 0 checks once.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage if another thread closes the device, or this process was forked from the
-/// one that opened the device; pleachRemoteError if the peer is lost or has closed its device
-/// before; pleachTimeout if the signals have not come; pleachInternalError after a mistake of
-/// the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if another thread closes the device, or this process was forked from the one that opened the
+/// device; pleachRemoteError if the peer is lost or has closed its device before it raised them;
+/// pleachTimeout if the signals have not come; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSignalWait(
     device: pleachDevice_t,
@@ -402,7 +404,7 @@ pub unsafe extern "C" fn pleachSignalWait(
         let limit = Duration::from_millis(timeoutMs);
         let come = open.wait(limit, |state| match signals.count(slot) >= count {
             true => Ok(Some(())),
-            // A signal may have come before the loss did.
+            // A signal may have come before the loss.
             false => state.expect(rank).map_or_else(
                 |lost| if signals.count(slot) >= count { Ok(Some(())) } else { Err(lost) },
                 |()| Ok(None),
@@ -423,8 +425,8 @@ pub unsafe extern "C" fn pleachSignalWait(
     })
 }
 
-/// Stores how many signals of a peer a signal slot of this rank has received since the device
-/// was opened, as far as this process knows without progress.
+/// Stores the number of signals of a peer that a signal slot of this rank has received since the
+/// device was opened. The function makes no progress, so it may miss the newest signals.
 ///
 /// Ownership: `count` is NULL or points to a number. Threads: any. Blocks: no.
 ///

@@ -1,11 +1,11 @@
 //! The thread of an endpoint that calls functions of the caller.
 //!
-//! The exchange tells the end of a receive, and that memory is lent no longer, under its lock.
-//! There nothing of the caller may run. So both are put into a queue, and this thread takes them
-//! out and makes the calls.
+//! The exchange reports under its lock that a receive has ended and that memory is no longer lent.
+//! No function of the caller may run under this lock. So both reports are put into a queue. This
+//! thread takes them out and calls the functions of the caller.
 //!
-//! **Invariant:** each function is called exactly once: by this thread, or, of memory that is given
-//! back after [`Callbacks::close`], by the thread that gives it back.
+//! **Invariant:** each function is called exactly once. This thread calls it. Only for memory that
+//! is given back after [`Callbacks::close`], the thread that gives the memory back calls it.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -25,10 +25,10 @@ use super::receive::{RECEIVES, finished, pleachReceive_t};
 use super::tensor::{TENSORS, pleachTensor_t};
 use crate::result::{Failed, keep_text, pleachResult_t};
 
-/// How long the thread sleeps where nothing has a deadline.
+/// How long the thread sleeps if no receive has a deadline.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Memory of the caller, to be given back: the drop does it, once.
+/// Memory of the caller that is to be given back. Dropping gives it back, once.
 pub(crate) struct Release {
     pub(crate) function: unsafe extern "C" fn(address: *mut c_void, context: *mut c_void),
     pub(crate) address: *mut c_void,
@@ -47,7 +47,7 @@ impl Drop for Release {
     }
 }
 
-/// What is called at the end of a receive.
+/// The function that is called at the end of a receive.
 #[derive(Clone, Copy)]
 pub(crate) struct Callback {
     pub(crate) function: unsafe extern "C" fn(*mut c_void, pleachResult_t, pleachTensor_t),
@@ -57,7 +57,7 @@ pub(crate) struct Callback {
 // SAFETY: a function that any thread may call, as the caller promises.
 unsafe impl Send for Callback {}
 
-/// A receive whose end is told.
+/// A receive whose end a callback reports.
 pub(crate) struct Told {
     pub(crate) endpoint: Arc<OpenEndpoint>,
     pub(crate) pending: PendingTensor,
@@ -75,11 +75,11 @@ impl Told {
         Call { key: &self.key, peer: &self.peer, waited: now().since(self.begun) }
     }
 
-    /// Tells the end.
+    /// Calls the callback.
     fn end(self, is_cancelled: bool) {
         let Callback { function, context } = self.callback;
         let handle: pleachReceive_t = std::ptr::without_provenance_mut(self.handle);
-        // It was taken already where the receive was cancelled.
+        // The handle was taken already if the receive was cancelled.
         drop(RECEIVES.take(handle));
         let ended = if is_cancelled {
             let failed = cancelled(&self.call());
@@ -106,7 +106,7 @@ enum Job {
     Close,
 }
 
-/// See the module.
+/// The thread of an endpoint that calls functions of the caller; see the module.
 #[derive(Default)]
 pub(crate) struct Callbacks {
     state: Mutex<State>,
@@ -125,7 +125,7 @@ struct CallbackThread {
 }
 
 impl Callbacks {
-    /// The queue, with the thread that empties it.
+    /// The queue. The thread that empties it is started if it does not run.
     fn jobs(state: &mut State) -> Result<Sender<Job>, Failed> {
         if state.is_closed {
             return Err(Failed::usage("the endpoint was closed"));
@@ -141,7 +141,8 @@ impl Callbacks {
         Ok(state.thread.as_ref().map(|thread| thread.jobs.clone()).expect("it was made"))
     }
 
-    /// Has the end of a receive told, to which `keep` gives a handle by its number.
+    /// Has the callback of a receive called at its end. `keep` makes a handle from the number of
+    /// the receive.
     pub(crate) fn tell(
         &self,
         mut told: Box<Told>,
@@ -152,26 +153,26 @@ impl Callbacks {
         state.last += 1;
         let (last, ends) = (state.last, jobs.clone());
         told.handle = keep(last)?.addr();
-        // In the queue before its end: whichever thread finds the end sends it.
+        // The thread that finds the end puts the end into the queue.
         told.pending.on_end(move || drop(ends.send(Job::Ended(last))));
         drop(jobs.send(Job::Receive(last, told)));
         Ok(())
     }
 
-    /// Has a receive cancelled, whose end is told all the same.
+    /// Has a receive cancelled. Its callback is called in this case too.
     pub(crate) fn cancel(&self, number: u64) {
         if let Some(thread) = &lock(&self.state).thread {
             drop(thread.jobs.send(Job::Cancel(number)));
         }
     }
 
-    /// A guard whose drop, by any thread, has memory given back by the thread of callbacks.
+    /// A guard of memory. When a thread drops it, the thread of callbacks gives the memory back.
     pub(crate) fn guard(&self, release: impl FnOnce() -> Release) -> Result<Arc<ReleaseGuard>, Failed> {
         let jobs = Self::jobs(&mut lock(&self.state))?;
         Ok(Arc::new(ReleaseGuard { release: Mutex::new(Some(release())), jobs }))
     }
 
-    /// Ends all receives and the thread, unless it is the caller.
+    /// Ends all receives and the thread, and waits for its end unless this is the thread itself.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
         state.is_closed = true;
@@ -186,14 +187,14 @@ impl Callbacks {
     }
 }
 
-/// Its drop has memory of the caller given back.
+/// Dropping it has memory of the caller given back.
 pub(crate) struct ReleaseGuard {
     release: Mutex<Option<Release>>,
     jobs: Sender<Job>,
 }
 
 impl ReleaseGuard {
-    /// The memory was not taken: nothing is called.
+    /// Forgets the memory: it was not taken, so nothing is called.
     pub(crate) fn disarm(&self) {
         std::mem::forget(lock(&self.release).take());
     }
@@ -202,13 +203,13 @@ impl ReleaseGuard {
 impl Drop for ReleaseGuard {
     fn drop(&mut self) {
         if let Some(release) = lock(&self.release).take() {
-            // After the end of the thread the drop of the job gives the memory back here.
+            // If the thread has ended, the job is dropped here, which gives the memory back.
             drop(self.jobs.send(Job::Release(release)));
         }
     }
 }
 
-/// The thread's function.
+/// The function of the thread.
 fn run(queue: &Receiver<Job>) {
     let mut receives: BTreeMap<u64, Box<Told>> = BTreeMap::new();
     loop {
@@ -216,7 +217,7 @@ fn run(queue: &Receiver<Job>) {
         let next = receives.values().map(|told| told.deadline).min();
         let wait = next.map_or(IDLE, |deadline| deadline.since(at));
         match queue.recv_timeout(wait) {
-            // A receive that has ended, and its end came first.
+            // The receive has ended, and its end came before the receive in the queue.
             Ok(Job::Receive(_, told)) if told.pending.is_ready() => told.end(false),
             Ok(Job::Receive(number, told)) => drop(receives.insert(number, told)),
             Ok(Job::Ended(number)) => end(&mut receives, number, false),
@@ -231,7 +232,7 @@ fn run(queue: &Receiver<Job>) {
             }
         }
     }
-    // The links have ended, and so the receives.
+    // The links have ended, so the receives have ended too.
     receives.into_values().for_each(|told| {
         let is_ready = told.pending.is_ready();
         told.end(!is_ready);

@@ -20,9 +20,9 @@ pub const pleachExchangeTimeout: c_int = 1;
 pub const pleachExchangeAborted: c_int = 2;
 /// A limit is reached. gRPC: RESOURCE_EXHAUSTED.
 pub const pleachExchangeExhausted: c_int = 3;
-/// The peer publishes the step, and not this name. gRPC: NOT_FOUND.
+/// The peer publishes the step, but not this name. gRPC: NOT_FOUND.
 pub const pleachExchangeNotFound: c_int = 4;
-/// The peer is not reached or is lost, or the endpoint was closed. gRPC: UNAVAILABLE.
+/// The peer cannot be reached or is lost, or the endpoint was closed. gRPC: UNAVAILABLE.
 pub const pleachExchangeUnavailable: c_int = 5;
 /// The caller has cancelled the receive. gRPC: CANCELLED.
 pub const pleachExchangeCancelled: c_int = 6;
@@ -42,7 +42,7 @@ pub struct pleachExchangeFailure_t {
     pub size: usize,
     /// One of the constants pleachExchangeNone to pleachExchangeCancelled.
     pub kind: c_int,
-    /// The result that the function has returned, or that the callback has got.
+    /// The result that the function has returned, or with which the callback was called.
     pub result: c_int,
     /// The step of the tensor's key.
     pub step: u64,
@@ -50,7 +50,7 @@ pub struct pleachExchangeFailure_t {
     pub waitedMs: u64,
     /// The name of the tensor's key.
     pub name: [c_char; PLEACH_KEY_NAME_BYTES],
-    /// The address of the peer, as the caller gave it; empty where no peer was asked.
+    /// The address of the peer as the caller gave it; empty if the call was about no peer.
     pub peer: [c_char; PLEACH_PEER_BYTES],
     /// The whole text: what happened, to which tensor and peer, and what to do.
     pub text: [c_char; PLEACH_FAILURE_BYTES],
@@ -70,10 +70,10 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// What a call was about.
+/// The key, the peer and the duration of a call.
 pub(crate) struct Call<'a> {
     pub(crate) key: &'a Key,
-    /// Empty where no peer was asked.
+    /// Empty if the call was about no peer.
     pub(crate) peer: &'a str,
     pub(crate) waited: Duration,
 }
@@ -94,7 +94,7 @@ pub(crate) fn noted(call: &Call<'_>, kind: FailureKind, is_closed: bool, text: S
     keep(call, kind, Failed { result, text })
 }
 
-/// As [`noted`], of a receive that the caller has cancelled.
+/// As [`noted`], for a receive that the caller has cancelled.
 #[cold]
 pub(crate) fn cancelled(call: &Call<'_>) -> Failed {
     let text = format!("the receive of tensor {} from {} was cancelled", call.key, call.peer);
@@ -109,12 +109,13 @@ fn keep(call: &Call<'_>, kind: c_int, failed: Failed) -> Failed {
     failed
 }
 
-/// Stores the last failure of the calling thread to send or to receive a tensor; kind is
-/// pleachExchangeNone if none of its calls has failed so. In a callback that is told of a failure
-/// it is that failure. Wrong arguments are no such failures.
+/// Stores the last failure of the calling thread to send or to receive a tensor. The kind is
+/// pleachExchangeNone if no such call of the thread has failed. In a callback that reports a
+/// failure, it is that failure. A wrong argument is not such a failure.
 ///
 /// Ownership: `failure` is NULL or points to a struct that began with
-/// PLEACH_EXCHANGE_FAILURE_INITIALIZER. Threads: any; each has its own failure. Blocks: no.
+/// PLEACH_EXCHANGE_FAILURE_INITIALIZER. Threads: any; each thread has a failure of its own. Blocks:
+/// no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if `failure` is NULL or its size is not that of
 /// the struct; pleachInternalError after a mistake of the library.

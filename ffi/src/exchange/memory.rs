@@ -2,8 +2,8 @@
 //! copy.
 //!
 //! **Invariant:** memory of pleachLendableAlloc is used again only when it was freed and no peer
-//! reads a tensor in it. Whether its owner may write it is told by the release callback of each
-//! send.
+//! reads a tensor in it. The owner may write the memory again when the release callback of each
+//! send was called.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
@@ -29,7 +29,8 @@ struct Lendable {
     endpoint: Weak<OpenEndpoint>,
 }
 
-/// The tensor of this shape at an address in lendable memory of this endpoint.
+/// The tensor of this shape at this address; `None` unless the address is in lendable memory of
+/// this endpoint.
 fn lendable(endpoint: &Arc<OpenEndpoint>, address: usize, shape: &TensorShape) -> Option<SharedTensor> {
     let known = lock(&LENDABLE);
     let (base, found) = known.range(..=address).next_back()?;
@@ -37,9 +38,9 @@ fn lendable(endpoint: &Arc<OpenEndpoint>, address: usize, shape: &TensorShape) -
     is_own.then(|| found.memory.part(address - base, shape)).flatten()
 }
 
-/// Allocates lendable memory, for an allocator of tensors: pleachEndpointSendMemory sends what lies
-/// in it without a copy. It is aligned to 64 bytes and holds zeros, or bytes of earlier tensors of
-/// this program.
+/// Allocates lendable memory, for an allocator of tensors. pleachEndpointSendMemory sends tensors
+/// in this memory without a copy. The memory is aligned to 64 bytes. It holds zeros, or bytes of
+/// earlier tensors of this program.
 ///
 /// Ownership: `ptr` is NULL or points to a pointer, which is NULL after a failure. The caller frees
 /// the memory with pleachLendableFree. Threads: any. Blocks: no.
@@ -73,15 +74,15 @@ pub unsafe extern "C" fn pleachLendableAlloc(
     })
 }
 
-/// Frees memory of pleachLendableAlloc. It is used again when no peer reads a tensor in it.
+/// Frees memory of pleachLendableAlloc. The memory is used again when no peer reads a tensor in it.
 ///
-/// Ownership: the memory is the library's again. Threads: any; callbacks of this library may call
-/// it. Blocks: no.
+/// Ownership: the memory goes back to the library. Threads: any; callbacks of this library may call
+/// the function. Blocks: no.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is no address that pleachLendableAlloc
-/// has stored, or was freed (NULL is freed with success); pleachInvalidUsage if this process was
-/// forked from the one that opened the endpoint; pleachInternalError after a mistake of the
-/// library.
+/// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is not an address that
+/// pleachLendableAlloc has stored, or was freed already (for NULL the function succeeds);
+/// pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachLendableFree(ptr: *mut c_void) -> pleachResult_t {
     guarded(|| {
@@ -102,22 +103,22 @@ pub extern "C" fn pleachLendableFree(ptr: *mut c_void) -> pleachResult_t {
     })
 }
 
-/// Sends a tensor that lies in memory of the caller, as pleachEndpointSend does. In memory of
-/// pleachLendableAlloc of this endpoint, at a multiple of 64 bytes from its beginning, the tensor
-/// is lent where it lies. Elsewhere, and without `release`, it is copied once before the function
-/// returns.
+/// Sends a tensor in memory of the caller, as pleachEndpointSend does. The tensor is lent in place
+/// if it lies in memory of pleachLendableAlloc of this endpoint, at a multiple of 64 bytes from the
+/// beginning of this memory. Otherwise, and without `release`, it is copied once before the
+/// function returns.
 ///
 /// `release` is called once, with `data` and `context`, when neither this program nor a peer needs
-/// the memory any more; until then nobody may write it. The thread of the endpoint that calls
-/// callbacks of receives calls it, or after pleachEndpointClose any thread; it may call every
-/// function of this library. It is not called if this function fails.
+/// the memory any more. Until then nobody may write the memory. The thread of the endpoint that
+/// calls callbacks of receives calls `release`; after pleachEndpointClose any thread may call it.
+/// `release` may call every function of this library. It is not called if this function fails.
 ///
-/// Ownership: the memory stays the caller's, and readable until `release` is called, or until the
-/// function returns where there is no `release`; it has as many elements as the `ndim` lengths of
-/// `dims` say, the slowest dimension first. `dims` is read before the function returns. `name` is
+/// Ownership: the memory stays the caller's. It must stay readable until `release` is called, or
+/// until the function returns if `release` is NULL. The `ndim` lengths of `dims` give its number of
+/// elements, the slowest dimension first. `dims` is read before the function returns. `name` is
 /// NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any. Blocks: only while
-/// more bytes wait for receivers than the endpoint may hold, at most so many milliseconds; 0 is the
-/// time of the endpoint.
+/// more bytes wait for receivers than the endpoint may hold, at most `timeoutMs` milliseconds; 0
+/// stands for the time of the endpoint.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 /// if a limit is reached, the endpoint was closed, or this process was forked from the one that
@@ -165,11 +166,11 @@ pub unsafe extern "C" fn pleachEndpointSendMemory(
     })
 }
 
-/// A copy of a tensor in lendable memory.
+/// Copies a tensor into lendable memory.
 ///
 /// # Safety
 ///
-/// `data` has the bytes of the shape, or is null where there are none.
+/// `data` has the bytes of the shape, or is null if the shape has no bytes.
 unsafe fn copied(
     endpoint: &OpenEndpoint,
     data: *const c_void,

@@ -1,16 +1,16 @@
-//! Tensors by key between programs: endpoints, tensors in lendable memory, and peers of which
+//! Tensors by key between programs: endpoints, tensors in lendable memory, and peers from which
 //! tensors are received.
 //!
 //! | handle | what it is | ends by |
 //! | --- | --- | --- |
-//! | `pleachEndpoint_t` | where this program's tensors are received by others | `pleachEndpointClose` |
-//! | `pleachTensor_t` | a tensor of this program, or one that was received | `pleachTensorRelease` |
-//! | `pleachPeer_t` | another program, of which tensors are received | `pleachPeerClose` |
+//! | `pleachEndpoint_t` | the end of this program, from which others receive its tensors | `pleachEndpointClose` |
+//! | `pleachTensor_t` | a tensor of this program, or a received tensor | `pleachTensorRelease` |
+//! | `pleachPeer_t` | another program, from which tensors are received | `pleachPeerClose` |
 //! | `pleachReceive_t` | a receive under way | its end, or `pleachReceiveCancel` |
 //!
 //! **Invariants.** Callbacks of the caller run on one thread of their endpoint ([`callbacks`]),
 //! outside of all locks, so they may call every function. Each callback is called exactly once. A
-//! handle of a process is an error in a forked child, whose threads are gone.
+//! forked child has no threads, so a handle of the parent is an error in the child.
 
 pub mod failure;
 pub mod memory;
@@ -33,34 +33,35 @@ use self::callbacks::Callbacks;
 use crate::handles::Handles;
 use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 
-/// An endpoint, which only functions of this library look into.
+/// An endpoint. Its contents are opaque to the caller.
 pub struct pleachEndpoint(());
 
-/// An endpoint of the tensor exchange: this program's tensors, and where other programs ask for
-/// them. NULL is none.
+/// An endpoint of the tensor exchange. It holds this program's tensors, and other programs request
+/// them there. NULL is no endpoint.
 pub type pleachEndpoint_t = *mut pleachEndpoint;
 
 /// Room for the address of an endpoint, in bytes.
 pub const PLEACH_ADDRESS_BYTES: usize = 64;
 
-/// How an endpoint is opened. Begin with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, which sets `size`; a
-/// library of a later version reads as much as `size` says and takes defaults for the rest. 0 and
-/// NULL are what the environment says (PLEACH_FABRIC, PLEACH_REQUIRE, PLEACH_SECRET_FILE,
-/// PLEACH_HOST, PLEACH_INTERFACE, PLEACH_METRICS), and the defaults without it.
+/// The options of an endpoint. Begin with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, which sets `size`. A
+/// library of a later version reads only `size` bytes and takes defaults for the rest. 0 and NULL
+/// stand for the values of the environment (PLEACH_FABRIC, PLEACH_REQUIRE, PLEACH_SECRET_FILE,
+/// PLEACH_HOST, PLEACH_INTERFACE, PLEACH_METRICS), and for the defaults where the environment has
+/// no value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct pleachEndpointOptions_t {
     /// sizeof(pleachEndpointOptions_t).
     pub size: usize,
-    /// Where peers connect, as "HOST:PORT"; port 0 is any free one. "127.0.0.1:0" by default, which
-    /// programs of this host reach.
+    /// The address where peers connect, as "HOST:PORT". Port 0 stands for any free port.
+    /// "127.0.0.1:0" by default, which only programs of this host can reach.
     pub listen: *const c_char,
     /// "auto", "shm", "tcp", "verbs" or "none"; auto by default.
     pub fabric: *const c_char,
     /// The file of the secret that peers must know.
     pub secretFile: *const c_char,
-    /// How long a send waits for room and a receive for its tensor, in milliseconds, where the call
-    /// does not say it; 60000 by default.
+    /// The time of the endpoint in milliseconds: how long a send waits for room and a receive waits
+    /// for its tensor if the call gives no time; 60000 by default.
     pub timeoutMs: u64,
     /// Most bytes of tensors that wait for a receiver; 1 GiB by default.
     pub bytesHeldMax: u64,
@@ -68,13 +69,13 @@ pub struct pleachEndpointOptions_t {
     pub bytesLentMax: u64,
     /// Most bytes of lendable memory; 2 GiB by default.
     pub bytesLendableMax: u64,
-    /// 1: a peer with which no memory is shared is an error. 0 takes tensors inline then.
+    /// 1: it is an error if no memory is shared with a peer. 0: tensors come inline in this case.
     pub requireRegions: c_int,
     /// Must be 0.
     pub reserved: c_int,
 }
 
-/// What an endpoint has counted, and what it holds now. Begin with
+/// The counters of an endpoint, and the amounts that it holds now. Begin with
 /// PLEACH_ENDPOINT_COUNTS_INITIALIZER, which sets `size`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -97,15 +98,15 @@ pub struct pleachEndpointCounts_t {
     pub bytesHeld: u64,
     /// Bytes of the buffers that are lent.
     pub bytesLent: u64,
-    /// Bytes that lendable memory has touched.
+    /// Bytes of lendable memory that were used so far.
     pub bytesLendable: u64,
 }
 
-/// An endpoint as functions hold it.
+/// The endpoint behind a handle.
 pub(crate) struct OpenEndpoint {
     pub(crate) endpoint: Endpoint,
     process: Process,
-    /// How long calls wait that do not say it.
+    /// The time of the endpoint: how long a call waits if it gives no time.
     timeout: Duration,
     pub(crate) callbacks: Callbacks,
 }
@@ -137,7 +138,7 @@ pub(crate) fn find(endpoint: pleachEndpoint_t) -> Result<Arc<OpenEndpoint>, Fail
     Ok(Arc::clone(&found))
 }
 
-/// A text of the caller.
+/// Reads a text of the caller.
 ///
 /// # Safety
 ///
@@ -162,11 +163,12 @@ pub(crate) unsafe fn key(step: u64, name: *const c_char) -> Result<Key, Failed> 
     Key::new(step, name).map_err(|error| Failed::argument(error.to_string()))
 }
 
-/// The options that a caller gives.
+/// Reads the options of a caller, and the time of the endpoint.
 ///
 /// # Safety
 ///
-/// `options` is null, or points to options whose `size` is true and whose texts end.
+/// `options` is null, or points to options whose `size` is right and whose texts end with a zero
+/// byte.
 unsafe fn configured(
     options: *const pleachEndpointOptions_t,
 ) -> Result<(EndpointOptions, Option<Duration>), Failed> {
@@ -221,15 +223,15 @@ fn open_failure(error: &OpenEndpointError) -> Failed {
     Failed { result, text: error.to_string() }
 }
 
-/// Opens an endpoint: other programs may connect to it from now on. Off loopback peers need a
-/// secret (`secretFile`, PLEACH_SECRET_FILE); without one an endpoint gives its tensors to whoever
-/// reaches its port.
+/// Opens an endpoint. Other programs may connect to it from now on. An endpoint that listens on an
+/// address other than loopback should have a secret (`secretFile`, PLEACH_SECRET_FILE). Without a
+/// secret an endpoint gives its tensors to every program that reaches its port.
 ///
 /// Ownership: `endpoint` is NULL or points to a pleachEndpoint_t. The caller closes the endpoint
-/// with pleachEndpointClose. `options` is NULL, for what the environment says, or points to options
-/// that began with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, whose texts end with a zero byte; they are
-/// read before the function returns. Threads: any. Blocks: no, apart from the lookup of a host's
-/// name.
+/// with pleachEndpointClose. `options` is NULL, which stands for the values of the environment, or
+/// points to options that began with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, whose texts end with a
+/// zero byte; they are read before the function returns. Threads: any. Blocks: no, apart from the
+/// lookup of a host's name.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a variable of the
 /// environment has a wrong value, or the secret cannot be read; pleachInvalidUsage if 65536
@@ -255,17 +257,16 @@ pub unsafe extern "C" fn pleachEndpointOpen(
     })
 }
 
-/// Closes an endpoint: its port is free, its links end, and calls that wait on it or on its peers
-/// fail.
-/// Callbacks of receives have been called when it returns, unless a callback calls it. Tensors that
-/// were received stay readable until they are released, and calls on peers of the endpoint fail.
-/// Memory that was sent is given back at the latest when the last peer, receive and received tensor
-/// of the endpoint is released. Memory is lent no longer: let receivers end before, or they see in
-/// place what this program writes next.
+/// Closes an endpoint. Its port becomes free, its links end, and calls on the endpoint or on its
+/// peers fail, also calls that wait already. When the function returns, the callbacks of all
+/// receives have been called, unless a callback calls the function. Received tensors stay readable
+/// until they are released. Memory that was sent is given back at the latest when the last peer,
+/// receive and received tensor of the endpoint is released. Memory is no longer lent. So receivers
+/// should end before: otherwise they may see in place the bytes that this program writes next.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on. Threads: any, also
-/// while other threads are in calls on the endpoint and its peers. Blocks: until callbacks that run
-/// have returned.
+/// Ownership: the handle goes back to the library and is invalid from now on. Threads: any, also
+/// while other threads are in calls on the endpoint and its peers. Blocks: until all running
+/// callbacks have returned.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint; pleachInvalidUsage
 /// if this process was forked from the one that opened the endpoint; pleachInternalError after a
@@ -281,10 +282,10 @@ pub extern "C" fn pleachEndpointClose(endpoint: pleachEndpoint_t) -> pleachResul
     })
 }
 
-/// Stores the address at which other programs reach an endpoint, as "127.0.0.1:40001".
+/// Stores the address at which other programs reach an endpoint, for example "127.0.0.1:40001".
 ///
-/// Ownership: `address` is NULL or has `bytes` bytes, of which PLEACH_ADDRESS_BYTES are enough; a
-/// zero byte ends the text. Threads: any. Blocks: no.
+/// Ownership: `address` is NULL or has `bytes` bytes; PLEACH_ADDRESS_BYTES bytes are enough. A zero
+/// byte ends the text. Threads: any. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint, `address` is NULL or
 /// the text does not fit; pleachInvalidUsage if this process was forked from the one that opened
@@ -304,15 +305,16 @@ pub unsafe extern "C" fn pleachEndpointAddress(
             let needed = found.len() + 1;
             return Err(Failed::argument(format!("address has {bytes} bytes; {needed} are needed")));
         }
-        // SAFETY: the caller's promise, and the text is shorter.
+        // SAFETY: the caller's promise. The text is shorter than the memory.
         let room = unsafe { std::slice::from_raw_parts_mut(address, found.len() + 1) };
         failure::store(room, &found);
         Ok(())
     })
 }
 
-/// Stores the incarnation of an endpoint: a number that it has drawn when it was opened, so that an
-/// endpoint that comes later at the same address is known as another one. 0 is none.
+/// Stores the incarnation of an endpoint: a random number that is drawn when the endpoint is
+/// opened. It distinguishes the endpoint from a later endpoint at the same address. 0 is no
+/// incarnation.
 ///
 /// Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
 ///
@@ -332,7 +334,7 @@ pub unsafe extern "C" fn pleachEndpointIncarnation(
     })
 }
 
-/// Stores what an endpoint has counted, and what it holds now.
+/// Stores the counters of an endpoint, and the amounts that it holds now.
 ///
 /// Ownership: `counts` is NULL or points to a struct that began with
 /// PLEACH_ENDPOINT_COUNTS_INITIALIZER. Threads: any. Blocks: no.

@@ -1,4 +1,5 @@
-//! Peers, and tensors that are received from them: waited for, started, or told by a callback.
+//! Peers, and receives of tensors from them. A caller waits for a receive, starts it, or gives it a
+//! callback.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,30 +17,31 @@ use super::{OpenEndpoint, find, key, pleachEndpoint_t, text};
 use crate::handles::{Handles, Held};
 use crate::result::{Failed, guarded, out, pleachResult_t};
 
-/// A peer, which only functions of this library look into.
+/// A peer. Its contents are opaque to the caller.
 pub struct pleachPeer(());
 
-/// A peer: another program, of which tensors are received. NULL is none.
+/// A peer: another program, from which tensors are received. NULL is no peer.
 pub type pleachPeer_t = *mut pleachPeer;
 
-/// A receive, which only functions of this library look into.
+/// A receive. Its contents are opaque to the caller.
 pub struct pleachReceive(());
 
-/// A receive under way. NULL is none.
+/// A receive under way. NULL is no receive.
 pub type pleachReceive_t = *mut pleachReceive;
 
-/// Is called once when a receive ends: with the context that was given, the result, and the tensor,
-/// which the callback releases with pleachTensorRelease; NULL after a failure, of which
-/// pleachGetLastError and pleachGetLastExchangeFailure tell more inside of the callback. A thread
-/// of the endpoint calls it, one callback at a time; it may call every function of this library.
-/// Other callbacks wait while it runs. NULL is none.
+/// A callback that is called once when a receive ends. Its arguments are the context that was
+/// given, the result, and the tensor. The callback releases the tensor with pleachTensorRelease.
+/// After a failure the tensor is NULL, and pleachGetLastError and pleachGetLastExchangeFailure
+/// describe the failure inside the callback. A thread of the endpoint calls one callback at a time;
+/// other callbacks wait while it runs. The callback may call every function of this library. NULL
+/// is no callback.
 pub type pleachReceived_t =
     Option<unsafe extern "C" fn(context: *mut c_void, result: pleachResult_t, tensor: pleachTensor_t)>;
 
-/// Between two looks of a waiting thread whether its receive was cancelled.
+/// How often a waiting thread checks whether its receive was cancelled.
 const CANCEL_PAUSE: Duration = Duration::from_millis(20);
 
-/// A peer as functions hold it.
+/// The peer behind a handle.
 struct OpenPeer {
     endpoint: Arc<OpenEndpoint>,
     peer: Peer,
@@ -47,22 +49,22 @@ struct OpenPeer {
 
 static PEERS: Handles<OpenPeer> = Handles::new("peer", "peer");
 
-/// A receive as functions hold it.
+/// The receive behind a handle.
 pub(crate) enum UnderWay {
     Waited(Waited),
-    /// Its end is told by a callback.
+    /// A callback reports its end.
     Told {
         endpoint: Arc<OpenEndpoint>,
         number: u64,
     },
 }
 
-/// A receive that is waited for.
+/// A receive without a callback.
 pub(crate) struct Waited {
     endpoint: Arc<OpenEndpoint>,
-    /// Locked by the thread that waits; none after the end.
+    /// Locked by the thread that waits; `None` after the end.
     pending: Mutex<Option<PendingTensor>>,
-    /// Relaxed: the thread that waits looks again soon.
+    /// Relaxed: the thread that waits checks again soon.
     is_cancelled: AtomicBool,
     key: Key,
     peer: String,
@@ -86,7 +88,7 @@ fn find_receive(receive: pleachReceive_t) -> Result<Held<UnderWay>, Failed> {
     Ok(found)
 }
 
-/// The end of a receive.
+/// The tensor or the failure at the end of a receive.
 pub(crate) fn finished(
     endpoint: &Arc<OpenEndpoint>,
     result: Result<ReceivedTensor, ReceiveTensorError>,
@@ -118,10 +120,10 @@ fn link_failure(error: &LinkError) -> Failed {
     Failed { result, text: error.to_string() }
 }
 
-/// Names another program by the address of its endpoint, as pleachEndpointAddress stores it there.
-/// The link is made by the first receive, and anew after a loss. A program that was restarted is
-/// another one: receives of the old peer fail then (pleachExchangeAborted), and the caller connects
-/// anew.
+/// Makes a peer for another program from the address of its endpoint, as pleachEndpointAddress
+/// stores it there. The first receive makes the link, and the next receive after a loss makes it
+/// again. A program that was restarted is another program: receives from the old peer fail
+/// (pleachExchangeAborted), and the caller connects again.
 ///
 /// Ownership: `address` is NULL or a text that ends with a zero byte. `peer` is NULL or points to a
 /// pleachPeer_t; the caller closes the peer with pleachPeerClose. Threads: any. Blocks: no.
@@ -148,9 +150,9 @@ pub unsafe extern "C" fn pleachEndpointConnect(
     })
 }
 
-/// Forgets a peer. Its link closes when no tensor and no receive of the peer is left.
+/// Closes a peer. Its link closes when no tensor and no receive of the peer is left.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on; tensors and receives
+/// Ownership: the handle goes back to the library and is invalid from now on; tensors and receives
 /// stay. Threads: any, also while other threads are in calls on the peer. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such peer; pleachInvalidUsage if
@@ -164,18 +166,18 @@ pub extern "C" fn pleachPeerClose(peer: pleachPeer_t) -> pleachResult_t {
     })
 }
 
-/// Makes the link to a peer, if there is none, and waits until memory is shared over it: the next
-/// tensors come in place. Programs need not call it. Where no memory can be shared the link is
-/// there all the same, and tensors come inline.
+/// Makes the link to a peer, if there is none, and waits until memory is shared over it. Tensors
+/// then come in place. Programs need not call the function. If no memory can be shared, the link
+/// exists all the same, and tensors come inline.
 ///
 /// Ownership: nothing changes hands. Threads: any. Blocks: until it is known whether memory is
-/// shared, at most so many milliseconds; 0 is the time of the endpoint.
+/// shared, at most `timeoutMs` milliseconds; 0 stands for the time of the endpoint.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such peer; pleachInvalidUsage if no
-/// memory is shared with it, its endpoint was closed, or this process was forked from the one that
-/// opened the endpoint; pleachRemoteError if the peer is not reached, is lost, was restarted or has
-/// another secret; pleachTimeout if the time has passed; pleachInternalError after a mistake of the
-/// library.
+/// memory is shared with the peer, the endpoint was closed, or this process was forked from the one
+/// that opened the endpoint; pleachRemoteError if the peer cannot be reached, is lost, was
+/// restarted or has another secret; pleachTimeout if the time has passed; pleachInternalError after
+/// a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachPeerShareRegions(peer: pleachPeer_t, timeoutMs: u64) -> pleachResult_t {
     guarded(|| {
@@ -185,8 +187,8 @@ pub extern "C" fn pleachPeerShareRegions(peer: pleachPeer_t, timeoutMs: u64) -> 
     })
 }
 
-/// Stores the incarnation of a peer's endpoint, as pleachEndpointIncarnation stores it there; 0
-/// before the first link.
+/// Stores the incarnation of a peer's endpoint, as pleachEndpointIncarnation stores it in the peer;
+/// 0 before the first link.
 ///
 /// Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
 ///
@@ -203,19 +205,19 @@ pub unsafe extern "C" fn pleachPeerIncarnation(peer: pleachPeer_t, incarnation: 
     })
 }
 
-/// Receives the tensor of a key from a peer: waits until the peer sends it. The tensor is read in
-/// place where the peer's memory can be mapped (pleachTensorGetInfo says it).
+/// Receives the tensor of a key from a peer, and waits until the peer sends it. The tensor is read
+/// in place if the peer's memory can be mapped; pleachTensorGetInfo tells whether it was.
 ///
 /// Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `tensor` is
 /// NULL or points to a pleachTensor_t, which is NULL after a failure; the caller releases the
-/// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is here, at most so many
-/// milliseconds; 0 is the time of the endpoint.
+/// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is here, at most
+/// `timeoutMs` milliseconds; 0 stands for the time of the endpoint.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the peer
-/// publishes the step and not this name; pleachInvalidUsage if a limit is reached, 65536 tensors
+/// publishes the step but not this name; pleachInvalidUsage if a limit is reached, 65536 tensors
 /// exist already, the endpoint was closed, or this process was forked from the one that opened it;
-/// pleachRemoteError if the peer is not reached, is lost, was restarted or has another secret, or
-/// the step was aborted or cleaned up there; pleachTimeout if the tensor did not come in time;
+/// pleachRemoteError if the peer cannot be reached, is lost, was restarted or has another secret,
+/// or the step was aborted or cleaned up there; pleachTimeout if the tensor did not come in time;
 /// pleachInternalError after a mistake of the library. pleachGetLastExchangeFailure tells them
 /// apart.
 #[unsafe(no_mangle)]
@@ -243,8 +245,8 @@ pub unsafe extern "C" fn pleachPeerReceive(
 ///
 /// Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `tensor` is
 /// NULL or points to a pleachTensor_t, which is NULL after a failure; the caller releases the
-/// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is sent, at most so many
-/// milliseconds; 0 is the time of the endpoint.
+/// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is sent, at most
+/// `timeoutMs` milliseconds; 0 stands for the time of the endpoint.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 /// if a limit is reached, 65536 tensors exist already, the endpoint was closed, or this process was
@@ -272,24 +274,25 @@ pub unsafe extern "C" fn pleachEndpointReceive(
     })
 }
 
-/// Asks a peer for the tensor of a key and does not wait for it. With a callback the end is told by
-/// the callback, once, whatever happens: also after pleachReceiveCancel and pleachEndpointClose,
-/// and perhaps before this function returns. Without one pleachReceiveTest and pleachReceiveWait
-/// tell it.
+/// Starts to receive the tensor of a key from a peer, and does not wait for the tensor. A callback
+/// is called once at the end, whatever happens: also after pleachReceiveCancel and
+/// pleachEndpointClose, and perhaps before this function returns. Without a callback
+/// pleachReceiveTest and pleachReceiveWait report the end.
 ///
 /// Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `receive` is
-/// NULL or points to a pleachReceive_t; it may be NULL where there is a callback. The handle names
-/// nothing after the end of the receive: its callback, success or failure of pleachReceiveWait, or
-/// pleachReceiveCancel. Without a callback the caller brings one of the last two about. After a
-/// failure of this function nothing is called. Threads: any. Blocks: only while the link to the
-/// peer is made, at most so many milliseconds; 0 is the time of the endpoint. The receive ends when
-/// the same time has passed.
+/// NULL or points to a pleachReceive_t; NULL is allowed only with a callback. The handle is invalid
+/// after the end of the receive. The end is the callback, the success or failure of
+/// pleachReceiveWait, or pleachReceiveCancel. Without a callback the caller must call one of these
+/// two functions. If this function fails, the callback is not called. Threads: any. Blocks: only
+/// while the link to the peer is made, at most `timeoutMs` milliseconds; 0 stands for the time of
+/// the endpoint. The receive ends when the same time has passed.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 /// if a limit is reached, 65536 receives exist already, the endpoint was closed, or this process
-/// was forked from the one that opened it; pleachRemoteError if the peer is not reached, was
-/// restarted or has another secret; pleachTimeout if it does not answer in time; pleachSystemError
-/// if the system refuses a thread; pleachInternalError after a mistake of the library.
+/// was forked from the one that opened it; pleachRemoteError if the peer cannot be reached, was
+/// restarted or has another secret; pleachTimeout if the peer does not answer in time;
+/// pleachSystemError if the system refuses a thread; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPeerStartReceive(
     peer: pleachPeer_t,
@@ -343,7 +346,8 @@ pub unsafe extern "C" fn pleachPeerStartReceive(
     })
 }
 
-/// Stores whether a receive has ended, well or not: pleachReceiveWait returns at once then.
+/// Stores whether a receive has ended, with success or failure. After the end pleachReceiveWait
+/// returns at once.
 ///
 /// Ownership: `isReady` is NULL or points to an int. Threads: any. Blocks: no.
 ///
@@ -357,7 +361,7 @@ pub unsafe extern "C" fn pleachReceiveTest(receive: pleachReceive_t, isReady: *m
         let stored = unsafe { out(isReady, "isReady") }?;
         *stored = 0;
         if let UnderWay::Waited(waited) = &*find_receive(receive)? {
-            // A thread that waits has it, and so it has not ended.
+            // A waiting thread holds the lock, so the receive has not ended.
             let pending = waited.pending.try_lock().ok();
             let is_ready = pending.and_then(|pending| pending.as_ref().map(PendingTensor::is_ready));
             *stored = is_ready.unwrap_or_default().into();
@@ -370,12 +374,12 @@ pub unsafe extern "C" fn pleachReceiveTest(receive: pleachReceive_t, isReady: *m
 ///
 /// Ownership: `tensor` is NULL or points to a pleachTensor_t, which is NULL unless the function
 /// succeeds; the caller releases the tensor with pleachTensorRelease. Unless pleachInProgress is
-/// returned, or the call itself is wrong, the receive has ended and its handle names nothing any
-/// more. Threads: any, one at a time. Blocks: until the receive has ended, at most so many
-/// milliseconds; 0 looks once.
+/// returned, or the call itself is wrong, the receive has ended and its handle is invalid. Threads:
+/// any, one at a time. Blocks: until the receive has ended, at most `timeoutMs` milliseconds; 0
+/// checks once.
 ///
 /// Returns: pleachSuccess; pleachInProgress if the receive is still under way;
-/// pleachInvalidArgument if an argument cannot be right, or the peer publishes the step and not
+/// pleachInvalidArgument if an argument cannot be right, or the peer publishes the step but not
 /// this name; pleachInvalidUsage if the receive has a callback, another thread waits for it, it was
 /// cancelled, a limit is reached, 65536 tensors exist already, or this process was forked from the
 /// one that opened the endpoint; pleachRemoteError if the peer is lost, the endpoint was closed, or
@@ -426,7 +430,7 @@ impl Waited {
                 return Err(Failed { result: pleachResult_t::pleachInProgress, text });
             }
         }
-        // Another thread may cancel it at this moment.
+        // Another thread may cancel the receive at this moment.
         let (Ok(_), Some(ended)) = (RECEIVES.take(receive), pending.take()) else {
             return Err(cancelled(&call()));
         };
@@ -434,11 +438,11 @@ impl Waited {
     }
 }
 
-/// Cancels a receive: the tensor is for the next receiver, if it has not been received. A callback
-/// is called all the same, with pleachInvalidUsage and the kind pleachExchangeCancelled, or with
-/// the end that came first.
+/// Cancels a receive. If the tensor has not been received, it stays for the next receiver. A
+/// callback is called all the same: with pleachInvalidUsage and the kind pleachExchangeCancelled,
+/// or with the end of the receive if this came first.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on. Threads: any; a
+/// Ownership: the handle goes back to the library and is invalid from now on. Threads: any; a
 /// thread that waits for the receive returns pleachInvalidUsage. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such receive, or it has ended;

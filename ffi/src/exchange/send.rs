@@ -1,4 +1,4 @@
-//! Sends, and what is done with a whole step.
+//! Sends, and functions on a whole step.
 
 use std::collections::BTreeMap;
 use std::ffi::c_char;
@@ -11,7 +11,7 @@ use super::tensor::{find_tensor, pleachTensor_t};
 use super::{OpenEndpoint, find, key, pleachEndpoint_t, text};
 use crate::result::{Failed, guarded, pleachResult_t};
 
-/// Sends a tensor within the time of the call.
+/// Sends a tensor, at most within the time of the call.
 pub(crate) fn send(
     endpoint: &OpenEndpoint,
     key: &Key,
@@ -29,12 +29,12 @@ pub(crate) fn send(
 
 /// Sends a tensor under a key: a step and a name. The endpoint keeps it until one receiver has
 /// taken it, or its step is aborted or cleaned up. Tensors of one key are received in the order in
-/// which they were sent. From now on nobody writes the elements.
+/// which they were sent. From this call on the elements must not be written.
 ///
-/// Ownership: the tensor stays the caller's, who may send it again and releases it whenever he
-/// likes. `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any.
-/// Blocks: only while more bytes wait for receivers than the endpoint may hold, at most so many
-/// milliseconds; 0 is the time of the endpoint.
+/// Ownership: the tensor stays the caller's. The caller may send it again, and may release it at
+/// any time. `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any.
+/// Blocks: only while more bytes wait for receivers than the endpoint may hold, at most `timeoutMs`
+/// milliseconds; 0 stands for the time of the endpoint.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the tensor was
 /// received or is another endpoint's; pleachInvalidUsage if a limit is reached, the endpoint was
@@ -58,12 +58,13 @@ pub unsafe extern "C" fn pleachEndpointSend(
     })
 }
 
-/// Offers `count` tensors as a step to all programs, each any number of times, in place of those
-/// that were published in this step before. A receive of another name fails at once.
+/// Publishes `count` tensors as a step to all programs. Each tensor can be received any number of
+/// times. The tensors replace those that were published in this step before. A receive of another
+/// name in this step fails at once.
 ///
-/// Ownership: the tensors stay the caller's, who releases them. `names` and `tensors` have `count`
-/// entries and are read before the function returns; each name has 1 to 1024 bytes and ends with a
-/// zero byte. Both are NULL where `count` is 0. Threads: any. Blocks: no.
+/// Ownership: the tensors stay the caller's. The caller releases them. `names` and `tensors` have
+/// `count` entries and are read before the function returns; each name has 1 to 1024 bytes and ends
+/// with a zero byte. Both may be NULL where `count` is 0. Threads: any. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a name comes
 /// twice, or a tensor was received or is another endpoint's; pleachInvalidUsage if this process was
@@ -84,7 +85,7 @@ pub unsafe extern "C" fn pleachEndpointPublish(
         }
         let mut published = BTreeMap::new();
         for at in 0..count {
-            // SAFETY: the caller's promise: both have so many entries.
+            // SAFETY: the caller promises `count` entries in both lists.
             let (name, tensor) = unsafe { (*names.add(at), *tensors.add(at)) };
             // SAFETY: the caller's promise.
             let key = unsafe { key(step, name) }?;
@@ -98,10 +99,10 @@ pub unsafe extern "C" fn pleachEndpointPublish(
     })
 }
 
-/// Ends a step: receives that wait in it fail with this reason (pleachExchangeAborted), and those
-/// that come later, until the step is cleaned up. Its tensors are dropped.
+/// Aborts a step. Receives that wait in the step fail with this reason (pleachExchangeAborted), and
+/// so do later receives until the step is cleaned up. The tensors of the step are dropped.
 ///
-/// Ownership: `reason` is NULL, for none, or a text that ends with a zero byte. Threads: any.
+/// Ownership: `reason` is NULL for no reason, or a text that ends with a zero byte. Threads: any.
 /// Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint, or `reason` is no
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn pleachEndpointAbort(
     })
 }
 
-/// Forgets a step: receives that wait in it fail. Its tensors are dropped.
+/// Cleans up a step. Receives that wait in the step fail, and its tensors are dropped.
 ///
 /// Ownership: nothing changes hands. Threads: any. Blocks: no.
 ///

@@ -1,8 +1,8 @@
-//! Tensors: those that this program makes in lendable memory, and those that it receives.
+//! Tensors that this program makes in lendable memory, and tensors that it receives.
 //!
-//! **Invariant:** a tensor is written by its program until the first call that sends it, and by
-//! nobody afterwards. That a C program keeps to this is its promise; a program that breaks it lets
-//! receivers see other numbers.
+//! **Invariant:** the program that makes a tensor writes it until the first call that sends it, and
+//! nobody writes it afterwards. A C program must keep to this by itself. If it does not, receivers
+//! see other numbers.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,11 +16,10 @@ use crate::handles::{Handles, Held};
 use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 use crate::types::{self, pleachDataType_t};
 
-/// A tensor, which only functions of this library look into.
+/// A tensor. Its contents are opaque to the caller.
 pub struct pleachTensor(());
 
-/// A tensor of the exchange: one that this program makes, or one that it has received. NULL is
-/// none.
+/// A tensor of the exchange, which this program has made or received. NULL is no tensor.
 pub type pleachTensor_t = *mut pleachTensor;
 
 /// Most dimensions of a tensor.
@@ -43,8 +42,8 @@ pub struct pleachTensorInfo_t {
     /// sizeof(pleachTensorInfo_t).
     pub size: usize,
     /// The elements, in the order of C: the last dimension changes fastest. They are aligned to 64
-    /// bytes in lendable memory, and to 8 bytes elsewhere. Those of a tensor that was received or
-    /// sent must not be written.
+    /// bytes in lendable memory, and to 8 bytes elsewhere. The elements of a tensor that was
+    /// received or sent must not be written.
     pub data: *const c_void,
     /// The length of all elements, in bytes.
     pub bytes: usize,
@@ -58,7 +57,7 @@ pub struct pleachTensorInfo_t {
     pub dims: [usize; PLEACH_DIMENSIONS_MAX],
 }
 
-/// A tensor as functions hold it.
+/// The tensor behind a handle.
 pub(crate) struct HeldTensor {
     endpoint: Arc<OpenEndpoint>,
     data: usize,
@@ -67,7 +66,8 @@ pub(crate) struct HeldTensor {
 }
 
 enum Content {
-    /// The caller writes by its address, until the first call that sends it.
+    /// A tensor of this program. The caller writes its elements through their address, until the
+    /// first call that sends the tensor.
     Own(SharedTensor),
     Received(ReceivedTensor),
 }
@@ -82,7 +82,7 @@ impl HeldTensor {
         Self { endpoint: endpoint.clone(), data, shape, content: Content::Received(tensor) }
     }
 
-    /// The tensor as an endpoint sends it.
+    /// The tensor in the form that an endpoint sends.
     pub(crate) fn shared(&self, endpoint: &OpenEndpoint) -> Result<SharedTensor, Failed> {
         let Content::Own(own) = &self.content else {
             return Err(Failed::argument(
@@ -126,7 +126,7 @@ pub(crate) fn memory_failure(error: &TensorMemoryError) -> Failed {
     Failed { result, text: error.to_string() }
 }
 
-/// The shape that a caller gives.
+/// Reads the shape that a caller gives.
 ///
 /// # Safety
 ///
@@ -149,14 +149,15 @@ pub(crate) unsafe fn shape(
     TensorShape::new(data_type, dimensions).map_err(|error| memory_failure(&error))
 }
 
-/// Makes a tensor in lendable memory: receivers on this host read it there, without a copy. It
-/// holds zeros, or bytes of earlier tensors of this program. `data`, if not NULL, gets the address
-/// of its elements, which the caller may write until the first call that sends the tensor.
+/// Makes a tensor in lendable memory. Receivers on this host read the tensor there, without a copy.
+/// The tensor holds zeros, or bytes of earlier tensors of this program. `data`, if not NULL, gets
+/// the address of the elements. The caller may write the elements until the first call that sends
+/// the tensor.
 ///
 /// Ownership: `dims` has `ndim` lengths, the slowest dimension first, and is read before the
 /// function returns; it may be NULL where `ndim` is 0. `tensor` is NULL or points to a
 /// pleachTensor_t; the caller releases the tensor with pleachTensorRelease. `data` is NULL or
-/// points to a pointer; the address is good until the release. Threads: any. Blocks: no.
+/// points to a pointer; the address is valid until the release. Threads: any. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 /// pleachInvalidUsage if lendable memory is used up, 65536 tensors exist already, or this process
@@ -191,10 +192,10 @@ pub unsafe extern "C" fn pleachTensorAlloc(
     })
 }
 
-/// Stores the properties of a tensor: type, dimensions, and where its elements are.
+/// Stores the properties of a tensor: the type, the dimensions, and the address of its elements.
 ///
 /// Ownership: `info` is NULL or points to a struct that began with PLEACH_TENSOR_INFO_INITIALIZER.
-/// Its `data` is good until the tensor is released. Threads: any. Blocks: no.
+/// Its `data` is valid until the tensor is released. Threads: any. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such tensor, or `info` is NULL or
 /// its size is not that of the struct; pleachInvalidUsage if this process was forked from the one
@@ -226,11 +227,11 @@ pub unsafe extern "C" fn pleachTensorGetInfo(
     })
 }
 
-/// Releases a tensor. A tensor that was sent stays for its receivers. The memory of a tensor that
-/// was received in place goes back to its sender.
+/// Releases a tensor. A tensor that was sent stays available to its receivers. The memory of a
+/// tensor that was received in place goes back to its sender.
 ///
-/// Ownership: the handle is the library's again and names nothing from now on; nobody reads or
-/// writes the elements by their address any more. Threads: any. Blocks: no.
+/// Ownership: the handle goes back to the library and is invalid from now on; the elements must not
+/// be read or written by their address any more. Threads: any. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such tensor; pleachInvalidUsage if
 /// this process was forked from the one that opened the endpoint; pleachInternalError after a
