@@ -1,9 +1,9 @@
 //! Floats of 16 and 8 bits to `f32` and back, many at a time. Rounding is to nearest even; a NaN
-//! stays one.
+//! stays a NaN.
 //!
 //! The scalar forms are without branches, so that plain loops over them become vector instructions.
-//! The processor's own bf16 conversion (AVX512_BF16) is not used: it takes subnormal numbers to be
-//! zero.
+//! The processor's own bf16 conversion (AVX512_BF16) is not used, because it treats subnormal
+//! numbers as zeros.
 
 /// Value of a bfloat16.
 #[inline(always)]
@@ -15,7 +15,8 @@ pub(super) fn from_bf16(bits: u16) -> f32 {
 #[inline(always)]
 pub(super) fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
-    // Just under half of the last place kept, plus one when that place is odd: ties go to even.
+    // Adds just under half of the last kept place, and one more if this place is odd. So ties go to
+    // even.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // Rounding a NaN could make it infinite; set its quiet bit instead.
     let quiet = (bits >> 16) | 0x0040;
@@ -43,9 +44,9 @@ pub(super) fn from_f16(bits: u16) -> f32 {
 /// Nearest binary16.
 #[inline(always)]
 pub(super) fn to_f16(value: f32) -> u16 {
-    /// 65,536: everything from here on is infinite.
+    /// 65,536: this value and all larger ones become infinite.
     const OVERFLOW: u32 = (127 + 16) << 23;
-    /// 2^-14: everything below is subnormal.
+    /// 2^-14: all smaller values are subnormal.
     const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
     /// A float whose last place is that of a subnormal binary16: adding it rounds to a subnormal
     /// binary16.
@@ -63,9 +64,9 @@ pub(super) fn to_f16(value: f32) -> u16 {
     (sign | if magnitude >= OVERFLOW { special } else { finite }) as u16
 }
 
-/// Value of a finite 8-bit float without its sign, from its bits; `BIAS` and `MANTISSA` are those
-/// of its format. A subnormal number is computed as a small integer times a power of two.
-/// Multiplying subnormal `f32` instead would take the processor a hundred times as long.
+/// Value of a finite 8-bit float without its sign, from its bits. `BIAS` and `MANTISSA` describe
+/// its format. A subnormal number is computed as a small integer times a power of two. Multiplying
+/// subnormal `f32` instead would take the processor a hundred times as long.
 #[inline(always)]
 fn from_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> f32 {
     let smallest = f32::from_bits((127 + 1 - BIAS - MANTISSA) << 23);
@@ -103,7 +104,7 @@ pub(super) fn from_f8e4m3(bits: u8) -> f32 {
 #[inline(always)]
 pub(super) fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
-    /// 464, half way between the largest number, 448, and the number that would follow. The tie
+    /// 464, the middle between the largest number, 448, and the number that would follow. The tie
     /// goes to 448, which is even.
     const OVERFLOW_ABOVE: u32 = 464f32.to_bits();
     let bits = value.to_bits();
@@ -126,7 +127,7 @@ pub(super) fn from_f8e5m2(bits: u8) -> f32 {
 #[inline(always)]
 pub(super) fn to_f8e5m2(value: f32) -> u8 {
     const INFINITY: u32 = 0x7c;
-    /// Half way between the largest number and the number that would follow. The tie goes to
+    /// The middle between the largest number and the number that would follow. The tie goes to
     /// infinity, which is even.
     const OVERFLOW: u32 = 61_440f32.to_bits();
     let bits = value.to_bits();

@@ -1,17 +1,17 @@
-//! The reductions on one element. The kernels do the same on many at a time.
+//! The reductions of single elements. The kernels do the same for many elements at a time.
 //!
-//! Written without branches, so that loops over it become vector instructions.
+//! They are written without branches, so that loops over them become vector instructions.
 
 use super::convert::{from_bf16, from_f8e4m3, from_f8e5m2, from_f16, to_bf16, to_f8e4m3, to_f8e5m2, to_f16};
 
-/// A number that can be combined with another. More than two [`ShortFloat`] floats are not to be
-/// combined in themselves, as every step rounds; they are widened to `f32` first.
+/// A number that can be combined with another number. More than two [`ShortFloat`] numbers must not
+/// be combined in their own type, because every step would round. They are widened to `f32` first.
 pub(super) trait Number: Copy {
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
     fn max(self, other: Self) -> Self;
-    /// Divides every element by at least 1: floats truly, integers towards zero.
+    /// Divides every element by `by`, which is at least 1. Integers are rounded towards zero.
     fn divide_all(values: &mut [Self], by: u32);
 }
 
@@ -40,7 +40,7 @@ operation!(Max, max);
 
 macro_rules! bitwise {
     ($name:ident, $operator:tt) => {
-        /// On bytes, which do for any type.
+        /// The operation on bytes, which serves for every type.
         pub(super) struct $name;
 
         impl Combine<u8> for $name {
@@ -69,10 +69,10 @@ macro_rules! float {
                 self * other
             }
 
-            // `a < b ? a : b` is the processor's own minimum. It yields its second operand when the
-            // two are equal (zeros of either sign are) and when one is NaN, so both orders together
-            // hold the answer: the union of the bits keeps the sign of a negative zero, and a NaN
-            // stays one with any bits added.
+            // `a < b ? a : b` is the processor's own minimum. It gives its second operand if the
+            // two are equal (as zeros of different signs are) or if one of them is NaN. So the
+            // minimum is computed in both orders, and the bits of both results are united. This
+            // keeps the sign of a negative zero, and a NaN stays a NaN with any further bits.
             #[inline(always)]
             fn min(self, other: Self) -> Self {
                 let one = if self < other { self } else { other };
@@ -80,8 +80,9 @@ macro_rules! float {
                 Self::from_bits(one.to_bits() | two.to_bits())
             }
 
-            // As above with the intersection, which keeps a sign only if both have it. But it could
-            // make a number of a NaN, so NaN is put back: all bits set.
+            // As above, with the intersection of the bits. It keeps a sign only if both results
+            // have it. But it could make a number from a NaN. So NaN is restored, with all bits
+            // set.
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 let one = if self > other { self } else { other };
@@ -95,8 +96,8 @@ macro_rules! float {
             fn divide_all(values: &mut [Self], by: u32) {
                 let divisor = by as Self;
                 if by.is_power_of_two() {
-                    // Its reciprocal is exact, so the product is rounded exactly as the quotient
-                    // would be, and sooner.
+                    // The reciprocal is exact, so the product is rounded as the quotient would be,
+                    // and takes less time.
                     let reciprocal = divisor.recip();
                     values.iter_mut().for_each(|value| *value *= reciprocal);
                 } else {
@@ -143,13 +144,13 @@ macro_rules! integer {
     };
 }
 
-// There are no vector instructions for integer division. In a float with enough digits the quotient
-// lies at least 1/by from any whole number that it is not, much farther than it can be wrong, so
-// truncating it is exact. The conversion back is the unchecked one since the checked one is not
-// vectorised.
+// There are no vector instructions for integer division, so the quotient is computed as a float
+// with enough digits. A quotient that is no integer differs from every integer by at least 1/by.
+// Its error is much smaller, so truncating it is exact. The conversion back is the unchecked
+// conversion, because the checked one is not vectorised.
 integer!(i32, |value, by| {
     let quotient = f64::from(value) / f64::from(by);
-    // SAFETY: no larger than `value`, as `by` is not below 1; division by 0 is not asked for.
+    // SAFETY: `by` is at least 1, so the quotient is no larger than `value`.
     unsafe { quotient.to_int_unchecked() }
 });
 integer!(u32, |value, by| {
@@ -164,7 +165,7 @@ integer!(u16, |value, by| {
 });
 integer!(i16, |value, by| {
     let quotient = f32::from(value) / by as f32;
-    // SAFETY: as above; -32768 divided by 1 is itself.
+    // SAFETY: as above; -32768 divided by 1 fits too.
     unsafe { quotient.to_int_unchecked() }
 });
 integer!(u8, |value, by| {
@@ -174,13 +175,13 @@ integer!(u8, |value, by| {
 });
 integer!(i8, |value, by| {
     let quotient = f32::from(value) / by as f32;
-    // SAFETY: as above; -128 divided by 1 is itself.
+    // SAFETY: as above; -128 divided by 1 fits too.
     unsafe { quotient.to_int_unchecked() }
 });
 integer!(i64, |value, by| value / i64::from(by));
 integer!(u64, |value, by| value / u64::from(by));
 
-/// A float that is narrower than `f32`, as its bits.
+/// A float that is narrower than `f32`, stored as its bits.
 pub(super) trait ShortFloat: Number {
     fn widen(self) -> f32;
     fn narrow(value: f32) -> Self;
@@ -199,8 +200,8 @@ macro_rules! short_float {
         impl $float {
             const SIGN: $bits = 1 << (<$bits>::BITS - 1);
 
-            /// An integer that is in the order of the numbers: negative ones have all bits but the
-            /// sign turned over.
+            /// An integer with the same order as the numbers. For negative numbers all bits but the
+            /// sign are inverted.
             #[inline(always)]
             fn to_ordered(self) -> $signed {
                 let bits = self.0 as $signed;
@@ -209,7 +210,7 @@ macro_rules! short_float {
 
             #[inline(always)]
             fn from_ordered(ordered: $signed) -> Self {
-                // The same bits again.
+                // The original bits.
                 Self(Self(ordered as $bits).to_ordered() as $bits)
             }
 
@@ -242,7 +243,7 @@ macro_rules! short_float {
                 Self::narrow(self.widen().prod(other.widen()))
             }
 
-            // The result is one of the two: nothing needs to be widened.
+            // The result is one of the two operands, so nothing has to be widened.
             #[inline(always)]
             fn min(self, other: Self) -> Self {
                 let least = Self::from_ordered(Ord::min(self.to_ordered(), other.to_ordered()));

@@ -1,13 +1,14 @@
 //! The floating-point environment of a thread, and a processor whose results do not depend on it.
 //!
-//! A program may have a thread take subnormal numbers for zeros ("denormals are zeros"), make zeros
-//! of results that are subnormal ("flush to zero"), or round in another direction. A new thread
-//! inherits that. x86-64 keeps it in the register MXCSR (Intel's manual, volume 1, 10.2.3).
+//! A program may set a thread to treat subnormal operands as zeros ("denormals are zeros"), to
+//! replace subnormal results by zeros ("flush to zero"), or to round in another direction. A new
+//! thread inherits this setting. x86-64 keeps it in the register MXCSR (Intel's manual, volume 1,
+//! 10.2.3).
 //!
-//! In a round of a partial all-reduce such a thread would break a promise: `x` and a neutral
-//! element come to a zero where a subnormal `x` is flushed, and to `x` on a rank that leaves the
-//! neutral element out. Besides, either of a rank's threads may do a step: its caller's, or the
-//! progress thread.
+//! In a round of a partial all-reduce such a thread would break the promise of equal bits. A thread
+//! that flushes a subnormal `x` gets zero as the sum of `x` and a neutral element. A rank that
+//! leaves the neutral element out gets `x`. Also, a step of a rank may run on the caller's thread
+//! or on the progress thread, whose settings may differ.
 //!
 //! **Invariant:** while a [`DefaultEnvironment`] lives, its thread rounds to nearest, ties to even,
 //! and keeps subnormal numbers. On processors other than x86-64 it changes nothing.
@@ -18,16 +19,16 @@ use pleach_transport::Nanos;
 
 use super::{Compute, HostCompute, Job};
 
-/// See the module. It belongs to the thread that made it.
+/// The default environment; see the module. It belongs to the thread that made it.
 #[must_use = "the environment is as it was when this is dropped"]
 pub(crate) struct DefaultEnvironment {
-    /// What is to be restored.
+    /// The value of the register to restore.
     before: Option<u32>,
     _of_one_thread: PhantomData<*const ()>,
 }
 
 impl DefaultEnvironment {
-    /// Sets the environment of this thread, until the value is dropped.
+    /// Sets the default environment in this thread until the value is dropped.
     pub(crate) fn enter() -> Self {
         let before = register::get();
         let before = (before & register::CONTROL != register::DEFAULT).then_some(before);
@@ -44,11 +45,11 @@ impl Drop for DefaultEnvironment {
     }
 }
 
-/// [`HostCompute`] in the default environment, whatever that of the thread is.
+/// [`HostCompute`] in the default environment, whatever the environment of the thread is.
 #[derive(Debug, Default)]
 pub(crate) struct IsolatedCompute(HostCompute);
 
-// SAFETY: it computes at once, on host memory, as `HostCompute` does.
+// SAFETY: jobs are computed at once, on host memory, as by `HostCompute`.
 unsafe impl Compute for IsolatedCompute {
     unsafe fn advance(&mut self, job: &mut Job, now: Nanos) -> bool {
         let _environment = DefaultEnvironment::enter();
@@ -66,9 +67,9 @@ unsafe impl Compute for IsolatedCompute {
 mod register {
     use std::arch::asm;
 
-    /// All exceptions masked, rounding to nearest even, nothing is flushed.
+    /// All exceptions are masked, rounding is to nearest even, and nothing is flushed.
     pub(super) const DEFAULT: u32 = 0x1f80;
-    /// All bits but those that say which exceptions there were.
+    /// All bits but the flags of exceptions that have occurred.
     pub(super) const CONTROL: u32 = !0x3f;
 
     pub(super) fn get() -> u32 {
@@ -78,18 +79,19 @@ mod register {
         word
     }
 
-    /// `word`: the default, or one that [`get`] gave.
+    /// Sets the register. `word` is the default, or a value of [`get`].
     pub(super) fn set(word: u32) {
-        // SAFETY: no reserved bit is set, as the register itself or its default has had the word.
-        // The compiler takes memory to be read and written here, so what is computed before and
-        // stored stays before, and what is loaded and computed after stays after. Rust code takes
-        // the register to have its default: the change goes towards that, and back to what the
-        // thread came with, and the data of a job pass through memory.
+        // SAFETY: no reserved bit is set, because the word is the default or a former value of the
+        // register. For the compiler this statement reads and writes memory. So results that are
+        // stored before it are computed before it, and values that are loaded after it are used
+        // after it. Rust code assumes that the register has its default value. This function sets
+        // the default, or restores the value with which the thread came, and the data of a job pass
+        // through memory.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
     }
 }
 
-/// Nothing is known of the register.
+/// Processors whose register is unknown here.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod register {
     pub(super) const DEFAULT: u32 = 0;
@@ -114,7 +116,7 @@ mod tests {
     use crate::partial::{Activation, Divisor};
     use crate::{Element, Group, Options, Progress, Reproducible, ranks};
 
-    /// The default, and that denormals are zeros and are made zeros of.
+    /// The default with "denormals are zeros" and "flush to zero".
     const FLUSHING: u32 = register::DEFAULT | 1 << 15 | 1 << 6;
 
     #[test]
@@ -133,16 +135,16 @@ mod tests {
         assert_eq!((product(2.0), register::get() & register::CONTROL), (8, register::DEFAULT));
     }
 
-    /// Who has threads that flush.
+    /// The threads that flush.
     #[derive(Clone, Copy, Debug)]
     enum Flushing {
         All,
-        /// Callers, but not their progress threads, which were made before.
+        /// Callers, but not their progress threads, which were started before the setting.
         Callers,
         One(Rank),
     }
 
-    /// A subnormal number of a type, and its sum with others: that of their bits.
+    /// A subnormal number of a type. The sum of such numbers has the sum of their bits.
     trait Subnormal: Element {
         fn of(bits: u16) -> Self;
     }
@@ -159,12 +161,12 @@ mod tests {
         }
     }
 
-    /// Fewer than a sum may have before it is normal, in any of the types.
+    /// Bits so small that the sum over all ranks stays subnormal in each of the types.
     fn bits(rank: Rank, index: usize) -> u16 {
         (1 + rank as usize + index % 9) as u16
     }
 
-    /// Rounds in which a rank gives nothing.
+    /// Checks rounds in which a rank contributes nothing.
     fn check<T: Subnormal>(group: &Group, len: usize, flushing: Flushing, name: &str) {
         let (rank, ranks) = (group.rank(), group.world_size());
         let flushes = match flushing {
@@ -176,7 +178,7 @@ mod tests {
             register::set(FLUSHING);
         }
         let activation = Activation::all().divisor(Divisor::None);
-        // Rank 0 is absent; another rank is.
+        // First rank 0 is absent, then all other ranks are.
         for present in [(1u32 << ranks) - 2, 1] {
             let gives = |rank: Rank| present >> rank & 1 == 1;
             if !is_early {
@@ -220,7 +222,7 @@ mod tests {
                         let algorithm = Algorithm::named(name, Collective::AllReduce).expect("there is one");
                         let group = group.with_variant(algorithm);
                         for flushing in [Flushing::All, Flushing::Callers, Flushing::One(1)] {
-                            // In signals, and in memory.
+                            // Data in signals, and data in memory.
                             check::<f32>(&group, 5, flushing, name);
                             check::<f32>(&group, 100, flushing, name);
                             check::<bf16>(&group, 33, flushing, name);
@@ -231,7 +233,7 @@ mod tests {
         }
     }
 
-    /// What the others must not see: here the processor is that of ordinary groups.
+    /// Shows the difference that must not occur: here the processor is that of ordinary groups.
     #[test]
     fn a_round_without_an_environment_of_its_own_would_have_other_bits_on_each_rank() {
         let called = |options: &mut Options| options.progress = Progress::WhenCalled;
@@ -245,7 +247,7 @@ mod tests {
             register::set(register::DEFAULT);
             found.expect("a round").0.iter().map(|element| element.to_bits()).collect::<Vec<_>>()
         });
-        // Rank 0 leaves its own neutral elements out, which rank 1 adds.
+        // Rank 0 leaves its own neutral elements out, and rank 1 adds them.
         assert_eq!(results, [[3; 5], [0; 5]]);
     }
 

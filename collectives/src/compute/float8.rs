@@ -1,8 +1,9 @@
 //! The 8-bit floats of the OCP specification (OFP8), as elements that callers hold.
 //!
-//! They are for storing and moving; arithmetic is done in `f32`, which holds every value of both
-//! exactly. Conversion from `f32` rounds to nearest, ties to even, and does not saturate (as in
-//! ml_dtypes and PyTorch, and unlike CUDA's own conversions): an overflow stays visible.
+//! They serve to store and to move numbers. Arithmetic is done in `f32`, which holds every value of
+//! both formats exactly. Conversion from `f32` rounds to nearest, ties to even. It does not
+//! saturate (as in ml_dtypes and PyTorch, and unlike CUDA's own conversions), so an overflow stays
+//! visible.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -16,7 +17,8 @@ macro_rules! float8 {
         #[repr(transparent)]
         pub struct $name(u8);
 
-        // SAFETY: any byte is one of its values, zero included; it is a byte without padding.
+        // SAFETY: the type is one byte without padding, and every byte, zero included, is a value
+        // of it.
         unsafe impl bytemuck::Zeroable for $name {}
         // SAFETY: as above.
         unsafe impl bytemuck::Pod for $name {}
@@ -35,25 +37,25 @@ macro_rules! float8 {
                 Self(bits)
             }
 
-            /// Its bits.
+            /// The bits of the number.
             #[must_use]
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
 
-            /// The nearest number; the type says what happens to values that are too large.
+            /// The nearest number. The type determines the result for values that are too large.
             #[must_use]
             pub fn from_f32(value: f32) -> Self {
                 Self($to(value))
             }
 
-            /// Its value, exactly.
+            /// The exact value of the number.
             #[must_use]
             pub fn to_f32(self) -> f32 {
                 $from(self.0)
             }
 
-            /// Whether it is not a number.
+            /// Whether this is NaN.
             #[must_use]
             pub fn is_nan(self) -> bool {
                 self.to_f32().is_nan()
@@ -66,7 +68,7 @@ macro_rules! float8 {
             }
         }
 
-        /// By value, as floats: zeros of both signs are equal, NaN equals nothing.
+        /// Compares values, as floats do: zeros of both signs are equal, and NaN equals nothing.
         impl PartialEq for $name {
             fn eq(&self, other: &Self) -> bool {
                 self.to_f32() == other.to_f32()
@@ -94,15 +96,15 @@ macro_rules! float8 {
 }
 
 float8!(
-    /// OCP E4M3 (`float8_e4m3fn`): 4 bits of exponent, 3 of mantissa; ±448 at most, steps of 2^-9
-    /// near zero. It has no infinities; NaN is `0x7f` and `0xff`, and what is too large becomes
-    /// NaN.
+    /// OCP E4M3 (`float8_e4m3fn`): 4 bits of exponent, 3 of mantissa; The largest numbers are ±448,
+    /// and steps near zero are 2^-9. It has no infinities; NaN is `0x7f` and `0xff`. Values that
+    /// are too large become NaN.
     F8E4M3, from_f8e4m3, to_f8e4m3, 0x7e, 0x08
 );
 float8!(
-    /// OCP E5M2 (`float8_e5m2`): 5 bits of exponent, 2 of mantissa; ±57,344 at most, steps of 2^-16
-    /// near zero. It has infinities and NaN as IEEE formats do, and what is too large becomes
-    /// infinite.
+    /// OCP E5M2 (`float8_e5m2`): 5 bits of exponent, 2 of mantissa; The largest numbers are
+    /// ±57,344, and steps near zero are 2^-16. It has infinities and NaN as IEEE formats do. Values
+    /// that are too large become infinite.
     F8E5M2, from_f8e5m2, to_f8e5m2, 0x7b, 0x04
 );
 
@@ -110,7 +112,7 @@ float8!(
 mod tests {
     use super::*;
 
-    /// A format as its specification writes it down, in numbers and not in bits.
+    /// A format as its specification describes it, in numbers and not in bits.
     struct Format {
         exponent_bits: u32,
         mantissa_bits: u32,
@@ -122,7 +124,7 @@ mod tests {
     const E5M2: Format = Format { exponent_bits: 5, mantissa_bits: 2, bias: 15, has_infinity: true };
 
     impl Format {
-        /// Sign times 2^(exponent - bias) times 1.mantissa, and so on.
+        /// The value of a number: sign times 2^(exponent - bias) times 1.mantissa, and so on.
         fn value(&self, bits: u8) -> f64 {
             let sign = if bits >> 7 == 1 { -1.0 } else { 1.0 };
             let exponent = i32::from(bits >> self.mantissa_bits) & ((1 << self.exponent_bits) - 1);
@@ -139,15 +141,16 @@ mod tests {
             }
         }
 
-        /// The number nearest to a finite value, by looking at all of them; `None` where that would
-        /// be above the largest.
+        /// The number nearest to a finite value, by trying all numbers; `None` if it would be above
+        /// the largest number.
         fn nearest(&self, value: f64) -> Option<u8> {
             let magnitude = value.abs();
             let numbers: Vec<(u8, f64)> =
                 (0..0x80).map(|bits| (bits, self.value(bits))).filter(|(_, v)| v.is_finite()).collect();
             let (largest, below) = (numbers[numbers.len() - 1], numbers[numbers.len() - 2]);
             let middle = largest.1 + (largest.1 - below.1) / 2.0;
-            // The last number has an even mantissa or not: so does the tie above it fall.
+            // The tie above the largest number goes to this number if its mantissa is even, and to
+            // the next one otherwise.
             if magnitude > middle || (magnitude == middle && largest.0 & 1 == 1) {
                 return None;
             }
@@ -159,8 +162,8 @@ mod tests {
             Some(chosen | if value.is_sign_negative() { 0x80 } else { 0 })
         }
 
-        /// Every value where rounding could go wrong: numbers, the middles between neighbours, and
-        /// the floats beside them; powers of two of all sizes, the limits of f32.
+        /// Every value where rounding could go wrong: all numbers, the middles between neighbours
+        /// and the floats beside them, powers of two of all sizes, and the limits of f32.
         fn boundaries(&self) -> Vec<f32> {
             let mut values = vec![0.0, f32::MIN_POSITIVE, f32::from_bits(1), f32::MAX];
             for bits in 0..0x7f {

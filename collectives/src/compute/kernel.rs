@@ -1,14 +1,16 @@
 //! The inner loops, compiled once for each useful set of instructions. A slice of a job is cut into
 //! strips for these loops; the strips stay in the first-level cache.
 //!
-//! The loops are plain loops over [`Number`]; the compiler makes vector instructions of them
-//! because the function around them says which it may use. A [`Kernel`] is a set of such functions
-//! for one element type and operation. The modules below replace some of them by intrinsics.
+//! The loops are plain loops over [`Number`]. The compiler makes vector instructions of them,
+//! because the attribute of the function around them enables these instructions. A [`Kernel`] is a
+//! set of such functions for one element type and operation. The modules below replace some of them
+//! by intrinsics.
 //!
-//! Two sources and no division need no strip: the kernel reads both and writes the first
-//! destination, or replaces both where they are the two destinations (two ranks that map each
-//! other's memory). All other jobs are folded in a strip of our own and then stored ([`Strips`]).
-//! So every source is read before a destination is written, and a destination may be a source.
+//! Two sources without a division need no strip. The kernel reads both sources and writes the first
+//! destination. If the sources are also the two destinations (two ranks that map each other's
+//! memory), it replaces both. All other jobs are folded in a strip of our own and then stored
+//! ([`Strips`]). So every source is read before a destination is written, and a destination may be
+//! a source.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16_vectors;
@@ -44,13 +46,13 @@ enum Set {
 }
 
 impl Instructions {
-    /// The best that this processor has.
+    /// The best set that this processor has.
     #[must_use]
     pub fn best() -> Self {
         Self::available().last().unwrap_or(Self(Set::Base))
     }
 
-    /// All that this processor has, best last.
+    /// All sets that this processor has, the best one last.
     pub fn available() -> impl Iterator<Item = Self> {
         [
             Some(Set::Base),
@@ -81,13 +83,13 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
-/// The loops for one element type and operation. All take any alignment.
+/// The loops for one element type and operation. All of them accept any alignment.
 ///
 /// # Safety
 ///
-/// Of every member: the pointers name `n` elements each, readable or (`*mut`) writable. A `*mut`
-/// overlaps no other pointer. The processor has the instructions of the [`Instructions`] that gave
-/// the kernel.
+/// For every member: each pointer names `n` elements, which are readable or, for `*mut`, writable.
+/// The elements of a `*mut` overlap those of no other pointer. The processor has the
+/// [`Instructions`] of the kernel.
 #[derive(Clone, Copy)]
 struct Kernel<E> {
     /// Stores `a op b`.
@@ -102,12 +104,12 @@ struct Kernel<E> {
     divide: unsafe fn(values: &mut [E], by: u32),
 }
 
-/// Conversions of one short float, with the same conditions as [`Kernel`].
+/// Conversions of one short float type, with the same conditions as [`Kernel`].
 #[derive(Clone, Copy)]
 struct Conversion<S> {
     /// Stores the `f32` values of `n` numbers.
     widen: unsafe fn(into: *mut f32, from: *const S, n: usize),
-    /// Stores the numbers nearest to `n` values.
+    /// Stores the number nearest to each of `n` values.
     narrow: unsafe fn(into: *mut S, from: *const f32, n: usize),
 }
 
@@ -234,7 +236,7 @@ impl Instructions {
     }
 }
 
-/// Other processors convert 8-bit floats as they convert all short floats.
+/// Other processors convert 8-bit floats like all short floats.
 #[cfg(not(target_arch = "x86_64"))]
 impl Instructions {
     fn kernel_f8<E: Number>(self, op: ReduceOp) -> &'static Kernel<E> {
@@ -330,25 +332,25 @@ macro_rules! compiled {
 
             $(#[$feature])?
             unsafe fn both<E: Number, O: Combine<E>>(a: *mut E, b: *mut E, n: usize) {
-                // SAFETY: the caller's, see `Kernel`.
+                // SAFETY: the caller's promise, see `Kernel`.
                 unsafe { plain_both::<E, O>(a, b, n) }
             }
 
             $(#[$feature])?
             unsafe fn apart<E: Number, O: Combine<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
-                // SAFETY: the caller's, see `Kernel`.
+                // SAFETY: the caller's promise, see `Kernel`.
                 unsafe { plain_apart::<E, O>(into, a, b, n) }
             }
 
             $(#[$feature])?
             unsafe fn onto<E: Number, O: Combine<E>>(into: *mut E, a: *const E, n: usize) {
-                // SAFETY: the caller's, see `Kernel`.
+                // SAFETY: the caller's promise, see `Kernel`.
                 unsafe { plain_onto::<E, O>(into, a, n) }
             }
 
             $(#[$feature])?
             unsafe fn onto_two<E: Number, O: Combine<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
-                // SAFETY: the caller's, see `Kernel`.
+                // SAFETY: the caller's promise, see `Kernel`.
                 unsafe { plain_onto_two::<E, O>(into, a, b, n) }
             }
 
@@ -363,41 +365,41 @@ macro_rules! compiled {
 
             $(#[$feature])?
             unsafe fn widen<S: ShortFloat>(into: *mut f32, from: *const S, n: usize) {
-                // SAFETY: the caller's, see `Conversion`.
+                // SAFETY: the caller's promise, see `Conversion`.
                 unsafe { plain_convert(into, from, n, S::widen) }
             }
 
             $(#[$feature])?
             unsafe fn narrow<S: ShortFloat>(into: *mut S, from: *const f32, n: usize) {
-                // SAFETY: the caller's, see `Conversion`.
+                // SAFETY: the caller's promise, see `Conversion`.
                 unsafe { plain_convert(into, from, n, S::narrow) }
             }
         }
     };
 }
 
-// Loops for every processor; binary16 by integer arithmetic.
+// Loops for every processor; binary16 is converted by integer arithmetic.
 compiled!(base);
 #[cfg(target_arch = "x86_64")]
 compiled!(avx2, #[target_feature(enable = "avx2,fma,f16c")]);
 #[cfg(target_arch = "x86_64")]
 compiled!(avx512, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]);
 
-/// Combines lane by lane; becomes one vector instruction.
+/// Combines two vectors lane by lane. The compiler makes one vector instruction of it.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn combine<O: Combine<f32>, const LANES: usize>(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
     std::array::from_fn(|lane| O::apply(a[lane], b[lane]))
 }
 
-/// Bytes of a strip: the fold and two widened sources fit the first-level cache beside the sources
-/// that stream through it.
+/// Bytes of a strip. The fold and two widened sources fit in the first-level cache, beside the
+/// sources that stream through it.
 const STRIP_BYTES: usize = 4096;
 
-/// Elements in a strip of short floats: as many as fit a strip after widening.
+/// Elements in a strip of short floats: the number that fits in a strip after widening.
 const WIDE_ELEMENTS: usize = STRIP_BYTES / size_of::<f32>();
 
-/// How many elements of this type make a strip.
+/// The number of elements of this type in a strip.
 pub(super) const fn strip_elements(data_type: DataType) -> usize {
     match data_type {
         DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => WIDE_ELEMENTS,
@@ -405,8 +407,8 @@ pub(super) const fn strip_elements(data_type: DataType) -> usize {
     }
 }
 
-/// Memory between sources and destinations, aligned so that vector accesses do not straddle cache
-/// lines.
+/// Memory between sources and destinations. It is aligned so that vector accesses do not cross
+/// cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Strips {
@@ -422,7 +424,7 @@ impl Default for Strips {
     }
 }
 
-/// A slice of a job: `elements` of them from `first` on.
+/// A slice of a job: `elements` elements from `first` on.
 struct JobRange<'a> {
     job: &'a Job,
     first: usize,
@@ -430,7 +432,7 @@ struct JobRange<'a> {
 }
 
 impl Strips {
-    /// Does `elements` elements of the job from `first` on.
+    /// Carries out `elements` elements of the job from `first` on.
     ///
     /// # Safety
     ///
@@ -445,7 +447,7 @@ impl Strips {
         let part = JobRange { job, first, elements };
         let op = job.op;
         // SAFETY: the caller's promise. The processor has the instructions of `kernel` and of the
-        // conversions, since an `Instructions` comes from detection only.
+        // conversions, because an `Instructions` value comes only from detection.
         unsafe {
             if job.from.len() == 1 && job.divide_by <= 1 {
                 return part.copy();
@@ -455,7 +457,8 @@ impl Strips {
                 let part = JobRange { job, first: first * size, elements: elements * size };
                 return self.fold::<u8>(&part, instructions.kernel_of_bytes(op));
             }
-            // Two sources are combined in their own type; more sources of a short float in `f32`.
+            // Two sources are combined in their own type. More sources of a short float are
+            // combined in `f32`.
             let two = job.from.len() == 2 && job.divide_by <= 1;
             match job.data_type {
                 DataType::F16 if two => self.fold::<F16>(&part, instructions.kernel_f16(op)),
@@ -488,12 +491,13 @@ impl Strips {
         }
     }
 
-    /// Elements that are combined in their own type.
+    /// Folds elements in their own type.
     unsafe fn fold<E: Number>(&mut self, part: &JobRange<'_>, kernel: &Kernel<E>) {
         let job = part.job;
         let strip = STRIP_BYTES / size_of::<E>();
-        // SAFETY: all offsets stay in the part. `folded` has room for a strip, is aligned to more
-        // than any `E`, is ours and so overlaps nothing; `E` is a number, valid for any bits.
+        // SAFETY: all offsets stay in the part. `folded` has room for a strip, and its alignment is
+        // at least that of every `E`. It is ours, so it overlaps nothing. `E` is a number, for
+        // which all bits are valid.
         unsafe {
             if let [a, b] = job.from[..]
                 && !std::ptr::eq(a, b)
@@ -520,7 +524,7 @@ impl Strips {
                 let source = |k: usize| job.from[k].add(at * size_of::<E>()).cast::<E>();
                 let mut done = 2;
                 if job.from.len() == 1 {
-                    // By bytes, as the source may have any alignment.
+                    // Copied by bytes, because the source may have any alignment.
                     folded.cast::<u8>().copy_from_nonoverlapping(source(0).cast(), n * size_of::<E>());
                 } else {
                     (kernel.apart)(folded, source(0), source(1), n);
@@ -540,7 +544,7 @@ impl Strips {
         }
     }
 
-    /// Short floats that are combined in `f32`.
+    /// Folds short floats in `f32`.
     unsafe fn fold_wide<S: ShortFloat>(
         &mut self,
         part: &JobRange<'_>,
@@ -580,7 +584,7 @@ impl Strips {
 }
 
 impl JobRange<'_> {
-    /// Calls `strip(first element, elements)` for one strip after the other.
+    /// Calls `strip(first element, number of elements)` for one strip after the other.
     fn for_each_strip(&self, strip_elements: usize, mut strip: impl FnMut(usize, usize)) {
         let mut done = 0;
         while done < self.elements {
@@ -610,10 +614,10 @@ impl JobRange<'_> {
 ///
 /// # Safety
 ///
-/// As for [`Kernel`], but that `into` may be `a` or `b`.
+/// As for [`Kernel`], except that `into` may be `a` or `b`.
 unsafe fn fold_two<E>(kernel: &Kernel<E>, into: *mut E, a: *const E, b: *const E, n: usize) {
-    // SAFETY: if `into` is a source, it is not passed as a source too. All else is the caller's
-    // promise.
+    // SAFETY: if `into` is a source, it is not passed as a source too. The caller promises
+    // everything else.
     unsafe {
         if std::ptr::eq(into, a) {
             (kernel.onto)(into, b, n);
@@ -625,12 +629,12 @@ unsafe fn fold_two<E>(kernel: &Kernel<E>, into: *mut E, a: *const E, b: *const E
     }
 }
 
-/// Copies `bytes` bytes to an offset in each destination, but not onto themselves.
+/// Copies `bytes` bytes to an offset in each destination, except onto themselves.
 ///
 /// # Safety
 ///
-/// Each destination has that many writable bytes there, which are the source itself or do not
-/// overlap it.
+/// Each destination has `bytes` writable bytes at the offset. These bytes are the source itself, or
+/// do not overlap it.
 unsafe fn store_in_each(into: &[*mut u8], offset: usize, from: *const u8, bytes: usize) {
     for destination in into {
         // SAFETY: the caller's promise.

@@ -1,31 +1,32 @@
 //! Reductions and copies on memory that a device moved into place.
 //!
-//! A [`Job`] is one pass over memory: combine `k` sources, store the result in `m` destinations. It
-//! is polled: each [`Compute::advance`] does a bounded piece, so that deadlines and aborts are
-//! never starved, and so that a simulated processor can spread the job over virtual time in random
-//! pieces. [`HostCompute`] is this host's processor.
+//! A [`Job`] is one pass over memory: it combines `k` sources and stores the result in `m`
+//! destinations. A job is polled: each [`Compute::advance`] carries out a bounded piece. So
+//! deadlines and aborts never starve, and a simulated processor can spread the job over virtual
+//! time in random pieces. [`HostCompute`] is this host's processor.
 //!
 //! # What a reduction means
 //!
-//! The result depends on the sources' values and order alone: not on addresses, alignment, where a
-//! slice of work ends or which instructions the processor has. Exactly:
+//! The result depends on the values and the order of the sources alone. It does not depend on
+//! addresses, alignment, the end of a slice of work, or the instructions of the processor. Exactly:
 //!
 //! * Sources are folded from left to right. With two sources the order does not change the
 //!   bits of the result. The payload of a NaN is the exception: only the fact that a result is NaN
 //!   is promised.
 //! * The floats of 16 and 8 bits are combined in `f32` and rounded once, to nearest even, at the
 //!   end of the pass.
-//! * Minimum and maximum of floats are NaN if any source is, and take −0 to be less than +0.
+//! * Minimum and maximum of floats are NaN if any source is NaN. For them −0 is less than +0.
 //! * Integers wrap.
 //! * Bitwise operations combine bits, whatever the element type is.
-//! * [`Job::divide_by`] divides the combined value before the one rounding: floats by true division
-//!   (by the divisor in the precision of the combination: exact up to 2^24 ranks), integers towards
-//!   zero (so a sum of integers wraps first).
+//! * [`Job::divide_by`] divides the combined value before its single rounding. Floats are divided
+//!   by the divisor in the precision of the combination, which is exact up to 2^24 ranks. Quotients
+//!   of integers are rounded towards zero, and a sum of integers wraps before the division.
 //!
-//! Each source is read once from memory and each destination written once, for every `k` and `m`.
-//! Between the read and the write the data stay in a strip, which fits the first-level cache.
+//! For every `k` and `m`, each source is read from memory once and each destination is written
+//! once. Between the read and the write the data stay in a strip, which fits in the first-level
+//! cache.
 
-// Raw memory that devices and peers share with us: no references to it are ever made.
+// Devices and peers share this raw memory with us, so no references to it are ever made.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -54,29 +55,30 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use kernel::Instructions;
 pub(crate) use scale::Scale;
 
-/// One pass over memory: combine the sources, store the result in every destination.
+/// One pass over memory, which combines the sources and stores the result in every destination.
 ///
-/// Making a job touches no memory; [`Compute::advance`] says what must hold while the job runs. The
-/// caller may reuse the vectors: carrying out a job allocates nothing.
+/// Making a job touches no memory. [`Compute::advance`] lists the conditions that must hold while
+/// the job runs. The caller may reuse the vectors: carrying out a job allocates nothing.
 #[derive(Debug)]
 pub struct Job {
     /// Element type.
     pub data_type: DataType,
-    /// How sources are combined; unused with a single source.
+    /// The operation that combines the sources; unused with a single source.
     pub op: ReduceOp,
-    /// Divide the result by this many (1, or 0: leave it), for [`ReduceOp::Avg`], before the one
-    /// rounding.
+    /// The divisor of the result, for [`ReduceOp::Avg`]. The result is divided before its single
+    /// rounding; 0 and 1 do not divide.
     pub divide_by: u32,
-    /// Where the sources begin, combined from left to right. At least one. Any alignment.
+    /// The addresses of the sources, which are combined from left to right. There is at least one
+    /// source. Any alignment is allowed.
     pub from: Vec<*const u8>,
-    /// Where the result goes. At least one. A destination is one of the sources or overlaps none.
-    /// Any alignment.
+    /// The addresses of the destinations. There is at least one destination. A destination is one
+    /// of the sources or overlaps no source. Any alignment is allowed.
     pub into: Vec<*mut u8>,
-    /// How many elements.
+    /// The number of elements.
     pub elements: usize,
-    /// How many of them are done.
+    /// The number of elements that are done.
     pub elements_done: usize,
-    /// Number by which the [`Compute`] knows the job; 0 until it was begun.
+    /// The number of the job in its [`Compute`]; 0 before the job has begun.
     pub ticket: u64,
 }
 
@@ -95,7 +97,7 @@ impl Job {
         }
     }
 
-    /// Makes the job, which may have been another one, one of this call, without addresses yet.
+    /// Reuses the job for this call. It has no addresses yet.
     #[inline]
     pub(crate) fn begin(&mut self, data_type: DataType, op: ReduceOp, elements: usize, divide_by: u32) {
         self.data_type = data_type;
@@ -108,8 +110,8 @@ impl Job {
         self.into.clear();
     }
 
-    /// Adds a destination to a job that has its sources. A copy onto itself is nothing, and two
-    /// destinations that are one memory are written once.
+    /// Adds a destination to a job that has its sources. A copy onto itself is left out, and a
+    /// destination that is there already is not added again.
     #[inline]
     pub(crate) fn add_destination(&mut self, address: *mut u8) {
         let is_copy_onto_itself =
@@ -120,60 +122,58 @@ impl Job {
     }
 }
 
-// SAFETY: a job only names addresses. They are dereferenced in `Compute::advance` alone, whose
-// caller vouches for the memory at that moment on whatever thread it then is; nothing about the
-// addresses belongs to a thread.
+// SAFETY: a job only holds addresses, which belong to no thread. Only `Compute::advance`
+// dereferences them. Its caller promises on any thread that the memory is valid at that moment.
 unsafe impl Send for Job {}
 
-/// Something that carries out jobs.
+/// A processor that carries out jobs.
 ///
 /// # Safety
 ///
-/// It touches a job's memory only between the job's first [`Compute::advance`] and the one that
-/// completes it, or until it is idle after the job was dropped. [`Compute::space`] is always the
-/// same, and [`Compute::staging`] gives memory of that space or of the host, as long as what it was
-/// given.
+/// A job's memory is touched only between the first [`Compute::advance`] of the job and the one
+/// that completes it. If the job was dropped before, its memory may be touched until the processor
+/// is idle. [`Compute::space`] always returns the same value. [`Compute::staging`] returns memory
+/// of this space or of the host, with the length of its argument.
 pub unsafe trait Compute: Send {
-    /// Goes on with the job; true when it is complete. Does at most about [`SLICE_BYTES`] at a
-    /// time.
+    /// Continues the job, by about [`SLICE_BYTES`] at most. Returns whether the job is complete.
     ///
     /// # Safety
     ///
-    /// Until the job is complete or dropped, every source has `elements` readable elements and
-    /// every destination as many writable ones, nobody else writes the sources or touches the
-    /// destinations, and a destination is exactly one of the sources or overlaps none of them, and
-    /// no other destination.
+    /// These conditions hold until the job is complete or dropped. Every source has `elements`
+    /// readable elements, and every destination has `elements` writable elements. Nobody else
+    /// writes the sources or touches the destinations. A destination is exactly one of the sources,
+    /// or overlaps no source. Destinations do not overlap each other.
     unsafe fn advance(&mut self, job: &mut Job, now: Nanos) -> bool;
 
-    /// Whether [`Compute::advance`] completes every job of at most [`SLICE_BYTES`] at once,
-    /// whatever the time.
+    /// Whether a single [`Compute::advance`] completes every job of at most [`SLICE_BYTES`], at any
+    /// time.
     fn is_immediate(&self) -> bool {
         false
     }
 
-    /// When an unfinished job wants to be advanced at the latest; `None`: at once.
+    /// The latest time at which an unfinished job must be advanced again; `None`: at once.
     fn next_wakeup(&self) -> Option<Nanos> {
         None
     }
 
-    /// The kind of memory that it works on. Memory other than [`Space::Host`] is touched by nothing
-    /// else.
+    /// The kind of memory on which jobs work. If it is not [`Space::Host`], only this processor
+    /// touches such memory.
     fn space(&self) -> Space {
         Space::Host
     }
 
-    /// Memory as long as this host memory, in which peers put the bytes that it combines. Devices
-    /// can register it.
+    /// Memory of the same length as this host memory, into which peers put bytes to combine.
+    /// Devices can register it.
     fn staging(&self, memory: Arc<dyn Memory>) -> Result<Arc<dyn Memory>, ComputeError> {
         Ok(memory)
     }
 
-    /// Why no job goes on any more, if none does.
+    /// The failure after which no job continues, if there was one.
     fn failure(&self) -> Option<&ComputeError> {
         None
     }
 
-    /// Whether no job that was dropped unfinished is under way any more.
+    /// Whether all jobs that were dropped unfinished have ended.
     fn is_idle(&mut self) -> bool {
         true
     }
@@ -183,17 +183,17 @@ pub unsafe trait Compute: Send {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ComputeError {
-    /// The GPU, or its driver.
+    /// The GPU or its driver has failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// More places than a kernel takes.
+    /// The job has more sources or destinations than a kernel takes.
     #[error(
         "a GPU combines at most {sources_max} sources into {destinations_max} destinations at once, not {sources} into {destinations}; take an algorithm that combines fewer (ring)"
     )]
     TooMany {
-        /// How many sources there are.
+        /// The number of sources.
         sources: usize,
-        /// How many destinations.
+        /// The number of destinations.
         destinations: usize,
         /// Most sources.
         sources_max: usize,
@@ -202,11 +202,11 @@ pub enum ComputeError {
     },
 }
 
-/// Most bytes, of all sources and destinations together, that one [`Compute::advance`] touches (and
-/// at least one strip of each): 20 µs to 50 µs of work.
+/// Most bytes of all sources and destinations together that one [`Compute::advance`] touches; it
+/// touches at least one strip of each. This is 20 µs to 50 µs of work.
 pub const SLICE_BYTES: usize = 512 << 10;
 
-/// Computes on this host's processor, at once, with the best instructions it has.
+/// Computes at once on this host's processor, with the best instructions that it has.
 #[derive(Debug)]
 pub struct HostCompute {
     instructions: Instructions,
@@ -215,13 +215,13 @@ pub struct HostCompute {
 }
 
 impl HostCompute {
-    /// With the best instructions that this processor has.
+    /// A processor that uses the best instructions of this host.
     #[must_use]
     pub fn new() -> Self {
         Self::with(Instructions::best())
     }
 
-    /// With these instructions; results are the same with any.
+    /// A processor that uses these instructions. The results are the same with all instructions.
     #[must_use]
     pub fn with(instructions: Instructions) -> Self {
         Self { instructions, strips: Box::default() }
@@ -234,15 +234,15 @@ impl Default for HostCompute {
     }
 }
 
-// SAFETY: it computes at once, on host memory.
+// SAFETY: jobs are computed at once, on host memory.
 unsafe impl Compute for HostCompute {
     unsafe fn advance(&mut self, job: &mut Job, _now: Nanos) -> bool {
         let left = job.elements - job.elements_done;
         let elements = slice_elements(job, left);
         if elements > 0 {
             let first = job.elements_done;
-            // SAFETY: `first .. first + elements` lies within the job's elements; the rest is the
-            // caller's promise.
+            // SAFETY: `first .. first + elements` lies within the job's elements. The caller
+            // promises everything else.
             unsafe { self.strips.run(self.instructions, job, first, elements) };
             job.elements_done += elements;
         }
@@ -254,8 +254,8 @@ unsafe impl Compute for HostCompute {
     }
 }
 
-/// How many of the elements that are left make a slice of this job: all if they are few, else whole
-/// strips, at least one.
+/// The number of elements of the next slice of a job, of which `left` elements are left. It is all
+/// of them if they are few; otherwise it is a number of whole strips, at least one.
 fn slice_elements(job: &Job, left: usize) -> usize {
     let bytes_an_element = job.data_type.bytes() * (job.from.len() + job.into.len());
     if left <= SLICE_BYTES && left * bytes_an_element <= SLICE_BYTES {

@@ -1,11 +1,11 @@
-//! The result of a reduction, one element after the other and with none of the kernels' code.
+//! The result of a reduction, computed one element after the other without any code of the kernels.
 
 use half::{bf16, f16};
 use pleach_vocabulary::{DataType, ReduceOp};
 
 use super::{F8E4M3, F8E5M2};
 
-/// A reduction whose result is wanted.
+/// A reduction whose result is asked for.
 #[derive(Clone, Copy)]
 pub(super) struct Question<'a> {
     pub(super) data_type: DataType,
@@ -36,7 +36,7 @@ impl Question<'_> {
                 let value = self.fold_f32(index, |bytes: [u8; 2]| bf16::from_le_bytes(bytes).to_f32());
                 pad(&bf16::from_f32(value).to_le_bytes())
             }
-            // Their conversions have a reference of their own, beside them.
+            // The conversions of 8-bit floats are tested against a reference of their own.
             DataType::F8E4M3 => {
                 let value = self.fold_f32(index, |[bits]: [u8; 1]| F8E4M3::from_bits(bits).to_f32());
                 pad(&[F8E4M3::from_f32(value).to_bits()])
@@ -102,8 +102,8 @@ impl Question<'_> {
         }
     }
 
-    /// An operation on two f32 in f64 and rounded again is the operation in f32. The divisor is an
-    /// f32 too.
+    /// Computes in `f64` and rounds to `f32` after each operation. For two `f32` this gives the
+    /// same result as the operation in `f32`. The divisor is an `f32` too.
     fn fold_f32<const N: usize>(&self, index: usize, read: impl Fn([u8; N]) -> f32) -> f32 {
         let folded = self.fold(index, read, |a, b| self.combine(f64::from(a), f64::from(b)) as f32);
         if self.divide_by > 1 {
@@ -122,7 +122,8 @@ impl Question<'_> {
         let folded = self.fold(index, read, |a, b| {
             wrap(match self.op {
                 ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => a + b,
-                // The product of two large u64 leaves the i128; only the low half counts.
+                // The product of two large `u64` does not fit in an `i128`; only its low half
+                // counts.
                 ReduceOp::Prod => a.wrapping_mul(b),
                 ReduceOp::Min => a.min(b),
                 ReduceOp::Max => a.max(b),

@@ -1,4 +1,4 @@
-//! Elements times a factor, for premultiplied sums.
+//! Products of elements and a factor, for premultiplied sums.
 
 use half::{bf16, f16};
 

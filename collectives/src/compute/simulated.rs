@@ -1,5 +1,5 @@
-//! A processor in virtual time. It works through a job in random pieces, so that its accesses
-//! through mappings are spread over time and race with transfers.
+//! A processor in virtual time. It carries out a job in random pieces, so that its accesses through
+//! mappings are spread over time and race with transfers.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use pleach_transport::{Nanos, Rank};
 
 use super::{Compute, HostCompute, Job};
 
-/// Most pieces a job is cut into.
+/// Most pieces of a job.
 const PIECES_MAX: u64 = 4;
 
 /// A mutation of the processor: a defect that checkers must catch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ComputeMutant {
-    /// The last source of every reduction is combined into the result once more.
+    /// The last source of every reduction is combined into the result twice.
     Twice,
-    /// Every reduction is called complete before its last element is done.
+    /// Every reduction is reported complete before its last element is done.
     Unfinished,
 }
 
-/// One simulated rank's processor.
+/// The processor of a simulated rank.
 #[derive(Debug)]
 pub struct SimulatedCompute {
     world: World,
     rank: Rank,
     random: Random,
     host: HostCompute,
-    /// How many bytes of sources and destinations it touches in a second.
+    /// The number of bytes of sources and destinations that it touches in a second.
     bytes_per_s: u64,
     busy_until: Nanos,
     mutant: Option<ComputeMutant>,
@@ -53,25 +53,25 @@ impl SimulatedCompute {
         }
     }
 
-    /// The same processor, which does this wrong from now on.
+    /// The same processor, with this defect from now on.
     #[must_use]
     pub fn with_mutant(self, mutant: Option<ComputeMutant>) -> Self {
         Self { mutant, ..self }
     }
 
-    /// The same processor, which takes no time and does every job in one piece.
+    /// The same processor, but it takes no time and does every job in one piece.
     #[must_use]
     pub fn immediate(self) -> Self {
         Self { is_immediate: true, ..self }
     }
 
-    /// The same processor, which takes no time and does nothing: where only times are asked for.
+    /// The same processor, but it takes no time and does nothing: for simulations of times only.
     #[must_use]
     pub fn idle(self) -> Self {
         Self { is_immediate: true, is_idle: true, ..self }
     }
 
-    /// Tells checkers which bytes a piece touches, at some time since the piece before it.
+    /// Reports to checkers the bytes that a piece touches between the piece before it and now.
     fn report(&self, job: &Job, elements: usize) {
         let size = job.data_type.bytes();
         let (skip, len) = (job.elements_done * size, elements * size);
@@ -91,7 +91,7 @@ impl SimulatedCompute {
     }
 }
 
-// SAFETY: what it does itself it does at once, on host memory.
+// SAFETY: each piece is computed at once, on host memory.
 unsafe impl Compute for SimulatedCompute {
     unsafe fn advance(&mut self, job: &mut Job, now: Nanos) -> bool {
         if now < self.busy_until {
@@ -116,7 +116,7 @@ unsafe impl Compute for SimulatedCompute {
         let first = job.elements_done;
         self.report(job, piece);
         let elements = std::mem::replace(&mut job.elements, job.elements_done + piece);
-        // SAFETY: a part of the job whose memory the caller vouches for.
+        // SAFETY: the piece is a part of the job, whose memory the caller promises to be valid.
         while !unsafe { self.host.advance(job, now) } {}
         job.elements = elements;
         if reduces && self.mutant == Some(ComputeMutant::Twice) && piece > 0 {
@@ -130,8 +130,9 @@ unsafe impl Compute for SimulatedCompute {
                 elements_done: 0,
                 ..*job
             };
-            // SAFETY: the same memory as the job's, whose caller vouches for it; the result is one
-            // of the sources, and the other one overlaps it wholly or not at all.
+            // SAFETY: the memory is that of the job, which the caller promises to be valid. The
+            // result is one of the sources, and the other source is the same memory or does not
+            // overlap it.
             while !unsafe { self.host.advance(&mut again, now) } {}
         }
         let bytes = (piece * job.data_type.bytes() * (job.from.len() + job.into.len())) as u64;

@@ -1,4 +1,4 @@
-//! How fast the kernels are, beside `memcpy` and a loop written with intrinsics.
+//! The speed of the kernels, compared with `memcpy` and with a loop of intrinsics.
 //!
 //! `cargo test --release -p pleach-collectives compute::speed -- --ignored --nocapture`
 
@@ -11,13 +11,13 @@ use crate::skipped::skip;
 
 use super::{Compute, HostCompute, Instructions, Job};
 
-/// Each is measured this often, in turn with the others, beginning with another one each time; the
-/// median counts.
+/// Number of measurements of each contestant. The contestants take turns, and another one begins
+/// each time. The median counts.
 const ROUNDS: usize = 41;
-/// A round moves at least this many bytes of each source: short enough to fall between
+/// A round moves at least this many bytes of each source. It is short enough to fall between
 /// interruptions.
 const BYTES_A_ROUND: usize = 2 << 20;
-/// In the first-level cache, in the second, in the third or beyond.
+/// Sizes that fit in the first-level cache, in the second, and in the third or in memory.
 const SIZES_BYTES: [usize; 5] = [8 << 10, 32 << 10, 256 << 10, 4 << 20, 32 << 20];
 
 struct Arena(std::sync::Arc<HostMemory>);
@@ -35,7 +35,7 @@ impl Arena {
             _ => &[1, 0, 0, 0, 0, 0, 0, 0][..data_type.bytes()],
         };
         let ones = one.repeat(bytes / one.len());
-        // SAFETY: no longer than the memory, which nobody else uses.
+        // SAFETY: the bytes are no longer than the memory, which nobody else uses.
         unsafe { memory.base().as_ptr().copy_from_nonoverlapping(ones.as_ptr(), ones.len()) };
         Self(memory)
     }
@@ -45,7 +45,7 @@ impl Arena {
     }
 }
 
-/// Seconds for one call, the median of the rounds, of each of these.
+/// The time of one call of each contestant in seconds: the median of the rounds.
 fn race(bytes: usize, contestants: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     let calls = (BYTES_A_ROUND / bytes).max(1);
     let mut times = vec![Vec::with_capacity(ROUNDS); contestants.len()];
@@ -83,7 +83,7 @@ fn run(compute: &mut HostCompute, job: &mut Job) {
     while !unsafe { compute.advance(black_box(job), Nanos::ZERO) } {}
 }
 
-/// Two sources into a third place, the way one would write it for this processor.
+/// Combines two sources into a destination apart from them, with intrinsics of this processor.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn apart_by_hand(into: *mut f32, a: *const f32, b: *const f32, n: usize) {
@@ -97,8 +97,8 @@ unsafe fn apart_by_hand(into: *mut f32, a: *const f32, b: *const f32, n: usize) 
     }
 }
 
-/// Two sources into both, as two ranks do that map each other's memory: the bound of an all-reduce
-/// between them.
+/// Combines two sources into both of them. Two ranks that map each other's memory do this, so it
+/// bounds an all-reduce between them.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn both_by_hand(a: *mut f32, b: *mut f32, n: usize) {

@@ -7,18 +7,18 @@ use proptest::prelude::*;
 
 use super::{Compute, F8E4M3, F8E5M2, HostCompute, Instructions, Job, SLICE_BYTES, oracle};
 
-/// Where destinations are.
+/// The places of the destinations.
 #[derive(Clone, Copy, Debug)]
 enum Destinations {
-    /// This many, apart from all sources.
+    /// This many destinations, all apart from the sources.
     Apart(usize),
-    /// One, which is that source, and this many apart.
+    /// One destination that is this source, and this many destinations apart from the sources.
     Source(usize, usize),
-    /// Two, which are the first and the last source.
+    /// Two destinations: the first and the last source.
     FirstAndLast,
 }
 
-/// Something to compute.
+/// A reduction to test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     data_type: DataType,
@@ -27,7 +27,7 @@ struct Case {
     sources: usize,
     destinations: Destinations,
     elements: usize,
-    /// Added to every address, so that none is aligned.
+    /// The offset that is added to every address, so that no address is aligned.
     misaligned_by: usize,
     seed: u64,
 }
@@ -36,8 +36,8 @@ struct Case {
 const GUARD_BYTES: usize = 64;
 const GUARD: u8 = 0xa5;
 
-/// Numbers of which a quarter are special: zeros of both signs, infinities, NaN, subnormal,
-/// largest, smallest.
+/// Random numbers. A quarter of them are special: zeros of both signs, infinities, NaN, subnormal,
+/// largest and smallest numbers.
 fn numbers(data_type: DataType, elements: usize, random: &mut Random) -> Vec<u8> {
     let special: [u64; 8] = match data_type {
         DataType::F64 => [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 5e-324, f64::MAX, f64::MIN]
@@ -56,7 +56,7 @@ fn numbers(data_type: DataType, elements: usize, random: &mut Random) -> Vec<u8>
         let bits = if draw.is_multiple_of(4) {
             special[(draw >> 8) as usize % 8]
         } else {
-            // Exponents near each other, so that sums have something to round.
+            // The exponents are near each other, so that sums are rounded.
             let small =
                 1.0 + (draw >> 11) as f64 / (1u64 << 53) as f64 - f64::from((draw >> 4) as u8 & 1) * 3.0;
             match data_type {
@@ -175,7 +175,7 @@ fn check_instructions(case: Case, contents: &[Vec<u8>], expected: &[u8], instruc
         others.iter().map(Guarded::content).chain(in_place.iter().map(|&k| sources[k].content()));
     let size = case.data_type.bytes();
     for (which, content) in destinations.enumerate() {
-        // Elements are looked at one by one where bits differ, as they may in a NaN.
+        // Where bits differ, as they may in NaN, elements are compared one by one.
         if content == expected {
             continue;
         }
@@ -233,8 +233,8 @@ fn zeros_infinities_nan_and_subnormal_numbers_meet_each_other_as_ieee_says() {
     for data_type in DataType::ALL.into_iter().filter(|data_type| data_type.is_float()) {
         let (specials, size) = (specials(data_type), data_type.bytes());
         let count = specials.len();
-        // Every special number with every other one and with every third one, at every place of a
-        // vector.
+        // Combines every special number with every other one and with every third one, at every
+        // place of a vector.
         let source = |place: usize| -> Vec<u8> {
             let pick = |index: usize| specials[index / count.pow(place as u32) % count];
             (0..count.pow(3)).flat_map(|index| pick(index).to_le_bytes()[..size].to_vec()).collect()
@@ -381,7 +381,7 @@ fn two_sources_give_the_same_bits_in_either_order() {
             let mut job =
                 Job { data_type, op, divide_by: 1, from, into, elements: 5000, elements_done: 0, ticket: 0 };
             let mut compute = HostCompute::with(instructions);
-            // SAFETY: distinct live buffers of that many elements.
+            // SAFETY: the buffers are live, distinct and have that many elements.
             while !unsafe { compute.advance(&mut job, Nanos::ZERO) } {}
             result
         };

@@ -1,8 +1,8 @@
-//! The steps of an exact sum, one by one, for elements whose type is known when the program runs: a
-//! round of a partial all-reduce carries them out between other things.
+//! The single steps of an exact sum, for elements whose type is known only at run time. A round of
+//! a partial all-reduce carries out these steps one by one.
 //!
-//! **Invariant:** the result depends on the numbers alone: how they are shared between inputs and
-//! ranks changes nothing, nor do inputs that are not there, nor what a thread does with subnormal
+//! **Invariant:** the result depends on the numbers alone. It does not depend on the distribution
+//! of the numbers over inputs and ranks, on absent inputs, or on a thread's treatment of subnormal
 //! numbers.
 
 use half::{bf16, f16};
@@ -14,21 +14,21 @@ use super::{BLOCK_ELEMENTS, BlockWindow, DIGIT_BITS, FACTS, NO_PLACE, facts_of};
 use crate::compute::{DefaultEnvironment, F8E4M3, F8E5M2};
 use crate::engine::Bytes;
 
-/// See the module.
+/// The exact sum of a number of elements; see the module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockSums {
     data_type: DataType,
     elements: usize,
 }
 
-/// A block of elements, and what its numbers are like on all ranks.
+/// A block of elements, and the facts of its numbers on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block<'a> {
-    /// Its number, from 0.
+    /// The number of the block, from 0.
     pub(crate) number: usize,
     /// The facts of all blocks.
     pub(crate) facts: &'a [i32],
-    /// By what the sum is divided, at least 1.
+    /// The divisor of the sum, at least 1.
     pub(crate) divide_by: u32,
 }
 
@@ -48,13 +48,13 @@ macro_rules! by_type {
 }
 
 impl BlockSums {
-    /// For so many floats of this type.
+    /// The sum of `elements` floats of this type.
     pub(crate) fn new(data_type: DataType, elements: usize) -> Self {
         assert!(data_type.is_float(), "integers are exact as they are");
         Self { data_type, elements }
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub(crate) fn blocks(self) -> usize {
         self.elements.div_ceil(BLOCK_ELEMENTS)
     }
@@ -81,20 +81,20 @@ impl BlockSums {
         facts
     }
 
-    /// How many words a block becomes.
+    /// The number of words to which a block is expanded.
     pub(crate) fn words(self, block: Block<'_>) -> usize {
         self.window(block).words(self.range(block.number).len())
     }
 
-    /// Every number of words that a block can become.
+    /// All numbers of words to which a block can be expanded.
     pub(crate) fn possible_words(self) -> Vec<usize> {
         fn places<T: Float>() -> u32 {
-            // From the lowest bit to the highest that a finite number has.
+            // The places from the lowest bit to the highest bit of a finite number.
             let largest = (0..1100).rev().find(|&top| T::from_value(2f64.powi(top)).value().is_finite());
             (largest.unwrap_or(0) + 1 - T::LOWEST) as u32
         }
         let places = by_type!(self.data_type, places());
-        // Each digit, and the counts.
+        // One row for each digit, and one for the counts.
         let rows = places.div_ceil(DIGIT_BITS) as usize + 1;
         let lengths = [0, self.blocks().saturating_sub(1)].map(|block| self.range(block).len());
         let mut possible: Vec<usize> =
@@ -121,7 +121,7 @@ impl BlockSums {
         by_type!(self.data_type, expand(self, block, inputs, words))
     }
 
-    /// Stores the block's sum, rounded once after it was divided.
+    /// Stores the sum of a block, divided and then rounded once.
     pub(crate) fn round(self, block: Block<'_>, words: &[i64], result: &Bytes) {
         fn round<T: Float>(sums: BlockSums, block: Block<'_>, words: &[i64], result: &Bytes) {
             let (result, range) = (Elements::<T>::of(result), sums.range(block.number));

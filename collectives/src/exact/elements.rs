@@ -1,5 +1,5 @@
-//! Elements of a call, by their addresses: input and output may be the same memory, or one a part
-//! of the other.
+//! Elements of a call, accessed by their addresses: input and output may be the same memory, or one
+//! may be a part of the other.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -9,8 +9,8 @@ use crate::engine::Bytes;
 
 /// Elements of a caller's memory, for the time of a call.
 ///
-/// **Invariant:** the memory is the host's, holds `len` aligned elements, and is the caller's
-/// until the call returns; nobody else touches it, since exact calls work on copies.
+/// **Invariant:** the memory is host memory, holds `len` aligned elements, and is the caller's
+/// until the call returns. Nobody else touches it, because exact calls work on copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Elements<'a, T> {
     base: *mut T,
@@ -29,17 +29,18 @@ impl<'a, T: bytemuck::Pod> Elements<'a, T> {
         self.len
     }
 
-    /// Some of them, in order.
+    /// The elements of this range, in order.
     pub(crate) fn iter(self, range: Range<usize>) -> impl ExactSizeIterator<Item = T> {
         assert!(range.end <= self.len, "a block lies among the elements");
-        // SAFETY: inside of the memory, aligned, and any bytes are an element; see the invariant.
+        // SAFETY: the element is aligned and inside the memory, and all bytes are a valid element;
+        // see the invariant.
         range.map(move |index| unsafe { self.base.add(index).read() })
     }
 
-    /// Stores an element, if it has that place.
+    /// Stores an element at this place, if there is such a place.
     pub(crate) fn set(self, index: usize, value: T) {
         if index < self.len {
-            // SAFETY: as in `iter`; only outputs are written, which are the caller's to write.
+            // SAFETY: as in `iter`. Only outputs are written, which the caller may write.
             unsafe { self.base.add(index).write(value) }
         }
     }

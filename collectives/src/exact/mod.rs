@@ -1,18 +1,19 @@
 //! Sums without rounding, made of integer collectives.
 //!
-//! The elements are taken in blocks. One all-reduce (maximum) over a few integers a block finds the
-//! binary places that the block's numbers use on any rank; then each block is expanded into rows of
-//! digits ([`Window`]), these are all-reduced as `i64` sums, which no order can change, and every
-//! rank rounds the same exact sum once.
+//! The elements are divided into blocks. One all-reduce (maximum) over a few integers for each
+//! block finds the binary places that the numbers of the block use on any rank. Then each block is
+//! expanded into rows of digits ([`Window`]). The digits are all-reduced as `i64` sums, which do
+//! not depend on the order. Every rank then rounds the same exact sum once.
 //!
 //! **Cost.** Numbers whose binary places span `s` bits (mantissas included) take `ceil(s / 51)`
-//! words of 8 bytes each, and one more where a block has infinities or NaN: for `f32` gradients
-//! within 2^78 of each other two words, four times the bytes; at most six words for any `f32`, 42
-//! for any `f64`. To that come a small all-reduce a call, and expansion and rounding, which are
-//! what takes the time where memory is fast: [`TwoDigitSums`] does it for up to two words, element
-//! by element but without taking numbers apart. Over shared memory, two ranks, one word each: 0.76
-//! us for 2 elements and 3.1 to 3.4 ns an element for 16 Ki and 1 Mi (27 where every number is
-//! taken apart), where plain sums took 0.35 us and 0.12 to 0.15 ns (`pleach bench --reproducible
+//! words of 8 bytes each, and one more word if a block has infinities or NaN. For example, `f32`
+//! gradients within 2^78 of each other take two words, which are four times the bytes. Any `f32`
+//! take at most six words, and any `f64` at most 42. A call also makes one small all-reduce, and
+//! expands and rounds the numbers, which takes most of the time where memory is fast.
+//! [`TwoDigitSums`] expands and rounds up to two words element by element, without decomposing
+//! numbers. Measured over shared memory, with two ranks and one word for each element: 0.76 us for
+//! 2 elements, and 3.1 to 3.4 ns an element for 16 Ki and 1 Mi elements (27 ns where every number
+//! is decomposed). Plain sums took 0.35 us and 0.12 to 0.15 ns (`pleach bench --reproducible
 //! exact`, and the table in docs/performance.md).
 
 mod by_blocks;
@@ -30,18 +31,20 @@ use pleach_schedule::generate::RANKS_MAX;
 /// Elements of a block.
 pub(crate) const BLOCK_ELEMENTS: usize = 16 << 10;
 
-/// What a block says of itself, combined by maximum.
+/// The number of facts of a block. Facts of several ranks are combined by maximum.
 pub(crate) const FACTS: usize = 3;
-/// A place that is below all of them.
+/// A place below all places of numbers.
 const NO_PLACE: i32 = i32::MIN / 2;
 
-/// How the counts of what is no finite number lie in a word; each is at most the number of ranks.
+/// Bits of each count in a word. A word counts NaN, infinities and negative infinities; each count
+/// is at most the number of ranks.
 const COUNT_BITS: u32 = 20;
 const NAN: i64 = 1;
 const INFINITY: i64 = 1 << COUNT_BITS;
 const NEGATIVE_INFINITY: i64 = 1 << (2 * COUNT_BITS);
 
-/// The places that a block's numbers use (the lowest negated), and whether some are not finite.
+/// The facts of a block: the place above the highest bit of its numbers, the place of the lowest
+/// bit (negated), and whether some numbers are not finite.
 pub(crate) fn facts_of<T: Float>(block: impl Iterator<Item = T>) -> [i32; FACTS] {
     if T::PRECISION <= <f32 as Float>::PRECISION {
         return facts_of_singles(block.map(|number| number.value() as f32));
@@ -59,8 +62,8 @@ pub(crate) fn facts_of<T: Float>(block: impl Iterator<Item = T>) -> [i32; FACTS]
     facts
 }
 
-/// The same of an `f32` and of what it holds, without branches, several at a time: the place of a
-/// bit is the exponent of the float that the bit is alone.
+/// The same facts for `f32` and for types whose values an `f32` holds, without branches, for
+/// several numbers at a time. The place of a bit is the exponent of a float that has only this bit.
 fn facts_of_singles(block: impl Iterator<Item = f32>) -> [i32; FACTS] {
     let exponent = |integer: i32| ((integer as f32).to_bits() >> 23) as i32 - 127;
     block.fold([NO_PLACE, NO_PLACE, 0], |[top, bottom, special], number| {
@@ -75,14 +78,14 @@ fn facts_of_singles(block: impl Iterator<Item = f32>) -> [i32; FACTS] {
     })
 }
 
-/// How a block is expanded: digit by digit, all elements of one beside each other; then the counts,
-/// if there are any.
+/// The expansion of a block. For each digit the digits of all elements are adjacent. The counts
+/// follow, if there are any.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockWindow {
     window: Window,
     counts: bool,
     divide_by: u32,
-    /// How to do it where that is possible without taking numbers apart.
+    /// The sums of at most two digits, where these suffice: they need no decomposition of numbers.
     two_digits: Option<TwoDigitSums>,
 }
 
@@ -118,7 +121,7 @@ impl BlockWindow {
         }
     }
 
-    /// Calls `store` with the number of every element.
+    /// Calls `store` with the place and the value of every element of the result.
     pub(crate) fn round<T: Float>(self, words: &[i64], elements: usize, mut store: impl FnMut(usize, T)) {
         if let Some(two_digits) = self.two_digits {
             return two_digits.round(words, elements, store);
@@ -148,14 +151,15 @@ impl BlockWindow {
     }
 }
 
-// ---- Floats as rows of signed digits, which add without carries and without rounding.
+// ---- Floats as rows of signed digits, which are added without carries and without rounding.
 //
-// A [`Window`] is a range of binary places that holds all numbers of a block. A number in it is a
-// row of digits of [`DIGIT_BITS`] bits, least significant first, all with the number's sign. A
-// digit lies in an `i64`, so that as many rows as there can be ranks are added digit by digit
-// before any of them overflows.
+// A [`Window`] is a range of binary places that holds all numbers of a block. A number in the
+// window is a row of digits of [`DIGIT_BITS`] bits, the least significant digit first. All digits
+// have the sign of the number. A digit is stored in an `i64`, so that the rows of the largest
+// number of ranks can be added digit by digit without an overflow.
 
-/// Bits of a digit. What is left of an `i64` is the sign and room for the sum of all ranks' digits.
+/// Bits of a digit. The other bits of an `i64` are the sign and room for the sum of the digits of
+/// all ranks.
 const DIGIT_BITS: u32 = 51;
 const _: () = assert!(RANKS_MAX as u64 <= 1 << (63 - DIGIT_BITS));
 
@@ -172,7 +176,7 @@ struct Parts {
     exponent: i32,
 }
 
-/// Takes a finite number apart; `None` for zeros.
+/// Decomposes a finite number; `None` for zeros.
 fn parts(value: f64) -> Option<Parts> {
     let bits = value.to_bits();
     let (field, fraction) = ((bits >> 52) as i32 & 0x7ff, bits & ((1 << 52) - 1));
@@ -187,7 +191,7 @@ fn parts(value: f64) -> Option<Parts> {
 }
 
 impl Parts {
-    /// The place above its highest bit.
+    /// The place above the highest bit.
     fn top(self) -> i32 {
         self.exponent + (u64::BITS - self.mantissa.leading_zeros()) as i32
     }
@@ -201,14 +205,14 @@ struct Window {
 }
 
 impl Window {
-    /// For places from `low` to below `top`.
+    /// The window of the places from `low` to below `top`.
     fn new(low: i32, top: i32) -> Self {
         let places = u32::try_from(top - low).unwrap_or(0);
         Self { low, digits: places.div_ceil(DIGIT_BITS) as usize }
     }
 
-    /// Stores the digits of a number within the window, digit `k` at `digits[k * stride]`. The
-    /// others must be zero.
+    /// Stores the digits of a number within the window, digit `k` at `digits[k * stride]`. Digits
+    /// that the number does not use must be zero before.
     fn store(self, number: Parts, digits: &mut [i64], stride: usize) {
         let place = (number.exponent - self.low) as u32;
         let (mut digit, mut rest) =
@@ -222,18 +226,19 @@ impl Window {
     }
 }
 
-/// The leading bits of a sum or quotient: 64 of them, or all if there are fewer.
+/// The leading bits of a sum or quotient: 64 bits, or all bits if there are fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Leading {
     negative: bool,
     bits: u64,
-    /// Place of the lowest of them.
+    /// The place of the lowest of these bits.
     place: i32,
-    /// Whether there is something below.
+    /// Whether lower bits are set.
     more: bool,
 }
 
-/// The leading bits of the sum whose digits are `sums`, divided by at least 1; `None` for zero.
+/// The leading bits of the sum whose digits are `sums`, divided by `divide_by`, which is at least
+/// 1; `None` for zero.
 fn leading(window: Window, mut sums: impl Iterator<Item = i64> + Clone, divide_by: u32) -> Option<Leading> {
     if window.digits > SHORT_DIGITS {
         let mut sum = Magnitude::new(window, sums);
@@ -248,7 +253,8 @@ fn leading(window: Window, mut sums: impl Iterator<Item = i64> + Clone, divide_b
         return None;
     }
     if divide_by > 1 {
-        // All the bits there are, so that the quotient has more than any mantissa.
+        // The dividend is shifted to use all bits, so that the quotient has more bits than any
+        // mantissa.
         let room = bits.leading_zeros();
         let shifted = bits << room;
         (bits, more) = (shifted / u128::from(divide_by), !shifted.is_multiple_of(u128::from(divide_by)));
@@ -259,28 +265,28 @@ fn leading(window: Window, mut sums: impl Iterator<Item = i64> + Clone, divide_b
     Some(Leading { negative: sum < 0, bits: (bits >> excess) as u64, place: place + excess as i32, more })
 }
 
-/// Numbers of up to this many digits, and their sum over all ranks, fit an `i128`.
+/// Numbers of up to this many digits, and their sums over all ranks, fit in an `i128`.
 const SHORT_DIGITS: usize = 2;
 const _: () = assert!(SHORT_DIGITS as u32 * DIGIT_BITS + (63 - DIGIT_BITS) < 127);
 
-/// A sum of rows: sign and magnitude, digits all positive and below their limit.
+/// A sum of rows as sign and magnitude. All digits are at least zero and below their limit.
 #[derive(Clone, Debug)]
 struct Magnitude {
     negative: bool,
-    /// Least significant first. Three more than any row: one for carries, two below the window for
-    /// a quotient's fraction.
+    /// The digits, the least significant first. There are three more digits than in any row: one
+    /// for carries, and two below the window for the fraction of a quotient.
     digits: [u64; DIGITS_MAX + 3],
     len: usize,
-    /// Place of the first digit's lowest bit.
+    /// The place of the lowest bit of the first digit.
     low: i32,
 }
 
-/// Digits below the window that a quotient gets: more than any mantissa has, so that only whether
-/// there is more counts.
+/// Digits of a quotient below the window. They have more bits than any mantissa, so further bits
+/// matter only by being zero or not.
 const FRACTION_DIGITS: usize = 2;
 
 impl Magnitude {
-    /// The sum whose digits are `sums`, each a sum of digits.
+    /// The sum of rows. Each element of `sums` is the sum of the digits of one place.
     fn new(window: Window, sums: impl Iterator<Item = i64> + Clone) -> Self {
         let mut sum = Self { negative: false, digits: [0; DIGITS_MAX + 3], len: 0, low: window.low };
         if sum.carry(sums.clone(), 1) < 0 {
@@ -290,7 +296,8 @@ impl Magnitude {
         sum
     }
 
-    /// Adds carries up; returns what would be beyond the last digit, negative if the sum is.
+    /// Propagates carries upwards. Returns the carry out of the last digit, which is negative if
+    /// the sum is negative.
     fn carry(&mut self, sums: impl Iterator<Item = i64>, sign: i128) -> i128 {
         let mut carry = 0i128;
         self.len = 0;
@@ -300,13 +307,14 @@ impl Magnitude {
             carry = value >> DIGIT_BITS;
             self.len += 1;
         }
-        // At most the number of ranks, so one digit holds it where it is not negative.
+        // The carry is at most the number of ranks, so one digit holds it if it is not negative.
         self.digits[self.len] = carry as u64 & DIGIT_MASK;
         self.len += 1;
         carry
     }
 
-    /// Divides by at least 1, with two more digits. Whether something is left beyond them.
+    /// Divides by `by`, which is at least 1, and adds two digits. Returns whether there is a
+    /// remainder below these digits.
     fn divide(&mut self, by: u32) -> bool {
         self.digits.copy_within(0..self.len, FRACTION_DIGITS);
         self.digits[..FRACTION_DIGITS].fill(0);
@@ -321,14 +329,14 @@ impl Magnitude {
         rest != 0
     }
 
-    /// The 64 bits from the highest one on, the place of the lowest of them, and whether there is
-    /// more below. `None` for zero.
+    /// The 64 bits from the highest set bit on, the place of the lowest of these bits, and whether
+    /// lower bits are set. `None` for zero.
     fn leading(&self) -> Option<(u64, i32, bool)> {
         let highest = (0..self.len).rev().find(|&at| self.digits[at] != 0)?;
         let (mut bits, mut place) = (0u128, self.low + (highest as i32 + 1) * DIGIT_BITS as i32);
         let mut at = highest + 1;
-        // Three digits are 153 bits, of which the first has at least one: enough unless the bits
-        // run out.
+        // Three digits have 153 bits, and the first digit has at least one bit set. So three digits
+        // give 64 bits, unless the sum has fewer bits.
         while at > 0 && bits >> 64 == 0 {
             at -= 1;
             bits = bits << DIGIT_BITS | u128::from(self.digits[at]);
@@ -349,7 +357,7 @@ mod tests {
     use super::*;
     use crate::compute::F8E4M3;
 
-    /// The exact sum of one column, without a group: the same in each way that there is.
+    /// The exact sum of one column, without a group. Checks that all ways to compute it agree.
     fn sum<T: Float>(column: &[T], divide_by: u32) -> T {
         let facts = column.iter().map(|number| facts_of(std::iter::once(*number)));
         let facts = facts.reduce(|a, b| std::array::from_fn(|k| a[k].max(b[k]))).expect("some");
@@ -439,7 +447,7 @@ mod tests {
                 .collect();
             let half: Vec<_> = column.iter().map(|number| f16::from_f32(*number)).collect();
             let wide: Vec<_> = column.iter().map(|number| f64::from(*number) * 2f64.powi(-700)).collect();
-            // That the two ways agree is asserted inside.
+            // The function asserts that the two ways agree.
             let (single, short, double) =
                 (sum(&column, divide_by), sum(&half, divide_by), sum(&wide, divide_by));
             prop_assert!(!single.is_nan() && !double.is_nan() && (!short.is_nan() || half.iter().any(|number| !number.is_finite())));
@@ -455,8 +463,8 @@ mod tests {
             let whole = sum(&column, 1);
             prop_assert_eq!(whole, exact as f64);
             let average = sum(&column, divide_by);
-            // Correctly rounded: no neighbour is nearer. In units of 2^-20 of the divisor's,
-            // exactly.
+            // A correctly rounded result has no nearer neighbour. Errors are computed exactly, in
+            // units of 2^-20 of the unit of the divisor.
             let error = |quotient: f64| {
                 let scaled = (quotient * 2f64.powi(20)) as i128 * i128::from(divide_by);
                 (scaled - (exact << 20)).abs()
@@ -476,7 +484,8 @@ mod tests {
     fn a_number_is_its_parts() {
         for value in [1.0, -1.5, 5e-324, f64::MAX, f64::MIN_POSITIVE, 0.1, -3.0e-310] {
             let Parts { negative, mantissa, exponent } = parts(value).expect("not zero");
-            // By halves, as a power of two alone may be out of range.
+            // The factor is applied in two halves, because the whole power of two may be out of
+            // range.
             let half = 2f64.powi(exponent / 2);
             let magnitude = mantissa as f64 * half * 2f64.powi(exponent - exponent / 2);
             assert_eq!(if negative { -magnitude } else { magnitude }, value);
@@ -497,7 +506,7 @@ mod tests {
         (0..RANKS_MAX).for_each(|_| add(f64::MAX));
         add(-5e-324);
         let (bits, place, more) = Magnitude::new(window, sums.iter().copied()).leading().expect("not zero");
-        // 4096 times the largest number, less a little: all ones.
+        // 4096 times the largest number, minus a small number: all leading bits are one.
         assert_eq!((bits, place, more), (0xffff_ffff_ffff_f7ff, 1024 + 12 - 64, true));
     }
 
@@ -528,8 +537,8 @@ mod tests {
             for divide_by in [1, 2, 3, 7, 4096, u32::MAX] {
                 let few = leading(short, sums.into_iter(), divide_by);
                 let many = leading(long, sums.into_iter().chain([0]), divide_by);
-                // A quotient may have its bits cut off at another place: both have all that a
-                // mantissa can hold.
+                // The bits of a quotient may be cut off at another place. Both results have all
+                // bits that a mantissa can hold.
                 let cut = |leading: Option<Leading>| {
                     leading.map(|Leading { negative, bits, place, more }| {
                         let zeros = bits.leading_zeros();

@@ -1,25 +1,25 @@
-//! Floats as the exact sum takes them in and gives them out: every value of all six is an `f64`,
-//! and a result is rounded once.
+//! The conversions of floats for exact sums. Every value of the six types is an `f64`, and a result
+//! is rounded once.
 
 use half::{bf16, f16};
 
 use crate::compute::{F8E4M3, F8E5M2};
 
-/// A float that exact sums are made of.
+/// A type of float for which there are exact sums.
 pub(crate) trait Float: bytemuck::Pod + std::fmt::Debug {
     /// Bits of a normal mantissa, the leading one included.
     const PRECISION: i32;
-    /// Place of the lowest bit of the smallest number.
+    /// The place of the lowest bit of the smallest number.
     const LOWEST: i32;
 
     fn value(self) -> f64;
 
-    /// Of a value that has no more bits than the type; what is too large becomes what the type
-    /// makes of it.
+    /// Converts a value that has no more bits than the type. The type determines the result for
+    /// values that are too large.
     fn from_value(value: f64) -> Self;
 
     /// The number nearest to `integer` times two to the power of `place`, within the normal numbers
-    /// of `f64`; ties go to even. An integer of no value is a positive zero.
+    /// of `f64`; ties go to even. The integer zero gives a positive zero.
     #[inline]
     fn of_integer(integer: i64, place: i32) -> Self {
         match integer {
@@ -35,8 +35,9 @@ macro_rules! of_integer {
         #[inline]
         fn of_integer(integer: i64, place: i32) -> Self {
             let number = (integer as Self) as f64 * power_of_two(place);
-            // Among the subnormal numbers it would have been rounded at a place that they do not
-            // have, unless it has no bits there.
+            // For a subnormal result, the conversion may have rounded at a lower place than that of
+            // the last bit of subnormal numbers. This is right only if the integer has no bits
+            // below that last bit.
             if place >= Self::LOWEST || number.abs() >= f64::from(Self::MIN_POSITIVE) || integer == 0 {
                 number as Self
             } else {
@@ -80,14 +81,14 @@ float!(
     F8E5M2, 3, -16, |number| number.to_f32().into(), |value| F8E5M2::from_f32(value as f32);
 );
 
-/// The number nearest to `bits` times two to the power of `place`, plus a little where there is
-/// `more`; ties go to even. `bits` has 64 of them, or else there is no more.
+/// The number nearest to `bits` times two to the power of `place`; ties go to even. With `more` the
+/// exact value is a little larger. If `more` is set, `bits` has 64 bits.
 pub(super) fn nearest<T: Float>(negative: bool, bits: u64, place: i32, more: bool) -> T {
     let length = (u64::BITS - bits.leading_zeros()) as i32;
     let lowest = (place + length - T::PRECISION).max(T::LOWEST);
     let dropped = lowest - place;
     let kept = if dropped <= 0 {
-        // It fits as it is.
+        // All bits fit, so nothing is rounded.
         scaled(bits, place)
     } else {
         let (whole, rest, half) = if dropped > 64 {
@@ -103,15 +104,16 @@ pub(super) fn nearest<T: Float>(negative: bool, bits: u64, place: i32, more: boo
     T::from_value(if negative { -kept } else { kept })
 }
 
-/// `bits` times two to the power of `place`, where that is an `f64` or too large for one.
+/// `bits` times two to the power of `place`. The product must be an `f64`, or too large for an
+/// `f64`.
 fn scaled(bits: u64, place: i32) -> f64 {
-    // The exponent may be out of range where the product is not. The first factor leaves it a
-    // normal number.
+    // The power of two may be out of range although the product is not. So it is applied in two
+    // factors. After the first factor the product is a normal number.
     let first = place.clamp(-1000, 960);
     bits as f64 * power_of_two(first) * power_of_two((place - first).clamp(-1000, 1000))
 }
 
-/// Within the normal numbers.
+/// Two to the power of `exponent`, which must be a normal number.
 pub(super) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
@@ -153,7 +155,7 @@ mod tests {
         assert_eq!(round(u64::MAX, -26 - 63, true), 0.0);
         assert_eq!(round(3 << 62, -25 - 63, false), 2f32.powi(-24));
         assert_eq!(round(1 << 63, -1000, true), 0.0);
-        // 65,520 is the first that is too large.
+        // 65,520 is the first value that is too large.
         assert_eq!(round(65_519 << 48, -48, true), 65_504.0);
         assert_eq!(round(65_520 << 48, -48, false), f32::INFINITY);
         assert!(nearest::<F8E4M3>(true, 465, 0, false).is_nan());

@@ -1,4 +1,4 @@
-//! Numbers of the program among the metrics of its group.
+//! Metrics that the program adds to the metrics of its group.
 //!
 //! Any thread sets a [`Metric`], and the thread that serves the group's metrics reads it.
 
@@ -11,12 +11,12 @@ use pleach_vocabulary::Rank;
 
 use super::prometheus::head;
 
-/// How a number changes.
+/// How a metric changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// It never becomes less.
+    /// The number never decreases.
     Counter,
-    /// It goes up and down.
+    /// The number increases and decreases.
     Gauge,
 }
 
@@ -25,11 +25,12 @@ struct Number {
     name: &'static str,
     kind: MetricKind,
     help: &'static str,
-    /// The bits of an `f64`; those of NaN before it was set. Relaxed: a number stands for itself.
+    /// The bits of an `f64`; the bits of NaN before the metric was set. Relaxed: no other memory
+    /// depends on the number.
     bits: AtomicU64,
 }
 
-/// A number of the program; see [`Group::metric`](crate::Group::metric). Clones are one number.
+/// A metric of the program; see [`Group::metric`](crate::Group::metric). Clones share the number.
 #[derive(Clone, Debug)]
 pub struct Metric(Arc<Number>);
 
@@ -42,18 +43,18 @@ impl Metric {
     /// The number; `None` before it was set.
     #[must_use]
     pub fn value(&self) -> Option<f64> {
-        // Pairs with nothing: the number stands for itself.
+        // Pairs with nothing: no other memory depends on the number.
         let value = f64::from_bits(self.0.bits.load(Ordering::Relaxed));
         (!value.is_nan()).then_some(value)
     }
 }
 
-/// The numbers of a group's program, each name once.
+/// The metrics of a group's program. Each name occurs once.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramMetrics(Mutex<Vec<Metric>>);
 
 impl ProgramMetrics {
-    /// The number of this name.
+    /// The metric with this name, which is made if it does not exist.
     pub(crate) fn metric(&self, name: &'static str, kind: MetricKind, help: &'static str) -> Metric {
         let mut metrics = lock(&self.0);
         if let Some(found) = metrics.iter().find(|metric| metric.0.name == name) {
@@ -65,7 +66,7 @@ impl ProgramMetrics {
         metric
     }
 
-    /// Those that were set, as Prometheus reads them.
+    /// The metrics that were set, in Prometheus' text form.
     pub(crate) fn to_prometheus(&self, rank: Rank) -> String {
         let mut text = String::new();
         for metric in lock(&self.0).iter() {

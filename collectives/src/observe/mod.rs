@@ -1,23 +1,24 @@
-//! Observations of a group: its calls, and which ranks are late. Always counted, written down on
-//! request.
+//! Observations of a group: its calls, and the ranks that are late. They are always counted, and
+//! are written to files on request.
 //!
-//! [`Observations`] are the counters of one rank. The engine alone writes them; any thread reads
-//! them at any time without the engine's lock. From them come the [`Report`] (a table, or text
-//! for Prometheus by [`pleach_transport::metrics_server`]), the flight recorder ([`recorder`]) and
-//! the trace ([`trace`]).
+//! [`Observations`] are the counters of one rank. Only the engine writes them. Any thread reads
+//! them at any time without the engine's lock. From them come the [`Report`] (a table, or text for
+//! Prometheus by [`pleach_transport::metrics_server`]), the flight recorder ([`recorder`]) and the
+//! trace ([`trace`]).
 //!
-//! **Arrival skew.** A signal says how long its sender had been in the call when it was sent
-//! ([`scale`]). The receiver subtracts that from its own time in the call when the signal comes.
-//! The difference is how much later the sender made the call. Both times are differences on one
-//! clock, so clocks of different hosts need not agree. The skew includes the way of the signal and
-//! of the bytes before it; of several signals of a peer in a call the least counts. A peer that
-//! came first gives zero: this rank's own skew is in its peers' reports.
+//! **Arrival skew.** A signal carries the time that its sender had spent in the call when it sent
+//! the signal ([`scale`]). When the signal arrives, the receiver subtracts this time from the time
+//! that it has spent in the call itself. The difference shows how much later the sender made the
+//! call. Both times are differences on one clock, so clocks of different hosts need not agree. The
+//! skew includes the latency of the signal and of the bytes before it. If a peer sends several
+//! signals in a call, the least difference counts. A peer that came first has a skew of zero: this
+//! rank's own skew is in the reports of its peers.
 //!
 //! **Invariant: the clock is not read for this.** A call that ends within a few microseconds is
-//! only counted. A call that waits reads the clock anyway, and only then arrivals are noted. One
-//! call of [`SAMPLE_EVERY`] is timed for its own sake. A call allocates nothing: tables and rings
-//! have their final length from the start. At 64 KiB (shm, two ranks, 2.5 us a call) 0.6 % of all
-//! samples of the processor's clock were in this module and where the engine calls it.
+//! only counted. A call that waits reads the clock anyway, and only then arrivals are noted.
+//! Besides, one call in [`SAMPLE_EVERY`] is timed as a sample. A call allocates nothing: tables and
+//! rings have their final length from the start. At 64 KiB (shm, two ranks, 2.5 us a call) a
+//! profile had 0.6 % of its samples in this module and its callers in the engine.
 
 mod metric;
 mod prometheus;
@@ -55,36 +56,38 @@ use pleach_vocabulary::{Collective, Rank};
 use crate::call::Descriptor;
 use scale::Histogram;
 
-/// One in this many calls is timed although it does not wait. A prime, so that in a loop over some
-/// calls each is timed now and then.
+/// One call in this number is timed although it does not wait. The number is prime, so that in a
+/// loop over several calls each call is timed sometimes.
 const SAMPLE_EVERY: u64 = 61;
-/// Most shapes that are counted apart; further ones share the last counters.
+/// Most shapes that have counters of their own. Further shapes share the last counters.
 const SHAPES_MAX: usize = 256;
 /// Calls that the flight recorder keeps.
 const TIMED_CALLS_MAX: usize = 256;
-/// A rank that comes this much after the others was late.
+/// A rank that makes a call this much later than other ranks is late.
 pub const LATE_AFTER: Duration = Duration::from_micros(10);
 
-/// A collective, the algorithm that carries it out, and how many bytes about.
+/// A collective, the algorithm that carries it out, and a size class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Of the three below; never zero.
+    /// The hash of the collective, the algorithm and the size class; never zero.
     key: u64,
     collective: &'static str,
     algorithm: Arc<str>,
-    /// The power of two that these calls do not exceed, in bytes; zero where there are none.
+    /// The size class: the power of two that these calls do not exceed, in bytes; zero for calls
+    /// without bytes.
     bytes_max: u64,
-    /// Of one call on this rank: its input or its output, whichever is longer.
+    /// The bytes of one call on this rank: its input or its output, whichever is longer.
     bytes: u64,
 }
 
 impl Shape {
-    /// Of calls that are not told apart any more.
+    /// The shape of all calls that have no counters of their own.
     fn others() -> Self {
         Self { key: 0, collective: "others", algorithm: "".into(), bytes_max: 0, bytes: 0 }
     }
 
-    /// `bytes`: of one call on this rank, its input or its output, whichever is longer.
+    /// The shape of calls. `bytes` is the length of a call's input or output on this rank,
+    /// whichever is longer.
     pub(crate) fn new(collective: Collective, algorithm: &str, bytes: u64) -> Self {
         let bytes_max = if bytes == 0 { 0 } else { bytes.checked_next_power_of_two().unwrap_or(u64::MAX) };
         let mut hasher = Hasher64::default();
@@ -132,7 +135,7 @@ mod tests {
 pub(crate) struct TimedCall {
     pub(crate) run: u64,
     pub(crate) call: Descriptor,
-    /// Index of its shape's counters.
+    /// The index of the counters of its shape.
     pub(crate) shape: u16,
     pub(crate) begun: Nanos,
     pub(crate) ended: Nanos,
@@ -146,9 +149,9 @@ pub(crate) struct UnfinishedCall {
     pub(crate) run: u64,
     pub(crate) call: Descriptor,
     pub(crate) algorithm: String,
-    /// `None`: nobody had looked at the clock yet.
+    /// When the call began; `None` if the clock was not read yet.
     pub(crate) begun: Option<Nanos>,
-    /// The peers whose next steps it needs, with the steps in words.
+    /// The peers for which the call waits, each with a text of the awaited step.
     pub(crate) waits_for: Vec<(Rank, String)>,
 }
 
@@ -160,7 +163,7 @@ pub(crate) struct FailureRecord {
     pub(crate) unfinished: Vec<UnfinishedCall>,
 }
 
-/// Counters of the calls of a shape, written as [`Observations`] says.
+/// Counters of the calls of a shape. [`Observations`] says which thread writes them.
 #[derive(Debug)]
 struct ShapeCounters {
     key: AtomicU64,
@@ -169,7 +172,8 @@ struct ShapeCounters {
     bytes: AtomicU64,
     waited: AtomicU64,
     waited_ns: AtomicU64,
-    /// Of the calls that did not wait: how many the time below stands for, and their time.
+    /// For calls that did not wait: the number of calls that the time below stands for; then this
+    /// time.
     covered: AtomicU64,
     covered_ns: AtomicU64,
 }
@@ -180,17 +184,17 @@ struct Peer {
     last: AtomicU64,
 }
 
-/// See the module. The engine, which is behind its group's lock, is the only writer, so to add is a
-/// load and a store; relaxed, since each number stands for itself.
+/// The counters of a rank; see the module. The engine, which is behind its group's lock, is the
+/// only writer. So an addition is a load and a store. Relaxed: no other memory depends on a number.
 #[derive(Debug)]
 pub struct Observations {
     rank: Rank,
     counters: Box<[ShapeCounters]>,
     peers: Box<[Peer]>,
     calls: AtomicU64,
-    /// From the first partial all-reduce on.
+    /// Set by the first partial all-reduce.
     rounds: OnceLock<RoundCounters>,
-    /// Numbers that the program, not the engine, writes.
+    /// Metrics that the program writes, and not the engine.
     program: ProgramMetrics,
     /// When the group was made.
     began: Nanos,
@@ -231,23 +235,23 @@ impl Observations {
         }
     }
 
-    /// The counters of the rounds of this group's partial all-reduces. Other threads than that of
-    /// the engine add to them.
+    /// The counters of the rounds of this group's partial all-reduces. Threads other than the
+    /// engine's thread add to them.
     pub(crate) fn rounds(&self) -> &RoundCounters {
         self.rounds.get_or_init(|| RoundCounters::new(self.peers.len() as u32))
     }
 
-    /// The numbers of the group's program.
+    /// The metrics of the group's program.
     pub(crate) fn program(&self) -> &ProgramMetrics {
         &self.program
     }
 
-    /// Whether the next call is to be timed also if it does not wait.
+    /// Whether the next call is to be timed even if it does not wait.
     pub(crate) fn wants_time(&self) -> bool {
         self.trace.is_some() || self.calls.load(Ordering::Relaxed).is_multiple_of(SAMPLE_EVERY)
     }
 
-    /// Counts a call that has ended; returns the index of its shape's counters.
+    /// Counts a call that has ended. Returns the index of the counters of its shape.
     #[inline]
     pub(crate) fn count(&self, shape: &Shape) -> u16 {
         let index = self.index(shape);
@@ -286,7 +290,8 @@ impl Observations {
         last as u16
     }
 
-    /// Notes the time of a call that was counted. `waited`: the call waited, so the clock was read.
+    /// Notes the time of a call that was counted. `waited` says that the call waited, so the clock
+    /// was read in any case.
     pub(crate) fn time(&self, timed: TimedCall, waited: bool) {
         let counters = &self.counters[usize::from(timed.shape)];
         let took_ns = timed.ended.0.saturating_sub(timed.begun.0);
@@ -310,8 +315,8 @@ impl Observations {
         timed_calls.push_back(timed);
     }
 
-    /// Notes how much later than this rank its peers made a call; returns the latest one, if it was
-    /// late.
+    /// Notes how much later than this rank its peers made a call. Returns the latest peer, if it
+    /// was late.
     pub(crate) fn arrivals(&self, arrivals: &[(Rank, u64)]) -> Option<(Rank, u64)> {
         for (peer, skew_ns) in arrivals {
             self.peers[*peer as usize].arrival_skew.add(*skew_ns);
@@ -324,13 +329,14 @@ impl Observations {
         is_late.then_some(latest)
     }
 
-    /// The group has failed; only the first time counts.
+    /// Notes that the group has failed. Only the first call counts.
     pub(crate) fn failed(&self, failure: FailureRecord) {
         let _ = self.failure.set(failure);
     }
 
     fn timed_calls(&self) -> MutexGuard<'_, VecDeque<TimedCall>> {
-        // Consistent between any two statements.
+        // The list is consistent between any two statements, so a panic of another thread leaves it
+        // valid.
         lock(&self.timed_calls)
     }
 
@@ -352,15 +358,15 @@ impl Observations {
         self.failure.get()
     }
 
-    /// Writes the trace that was asked for.
+    /// Writes the trace, if it was requested.
     pub(crate) fn write_trace(&self) {
         if let Some(trace) = &self.trace {
             trace.write(self.rank, |timed| self.shape(timed));
         }
     }
 
-    /// The report of this moment. `under_way`: collectives under way; `waits_for`: the rank that
-    /// this rank waits for.
+    /// The report at this moment. `under_way` is the number of collectives under way, and
+    /// `waits_for` the rank for which this rank waits.
     pub(crate) fn report(&self, under_way: u64, waits_for: Option<Rank>, now: Nanos) -> Report {
         let shapes = self.counters.iter().filter_map(|counters| {
             let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

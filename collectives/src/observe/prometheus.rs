@@ -1,4 +1,4 @@
-//! A report as Prometheus reads it (text format 0.0.4).
+//! A report in Prometheus' text form (text format 0.0.4).
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -129,7 +129,7 @@ pub(crate) fn head(text: &mut String, name: &str, kind: &str, what: &str) -> std
     writeln!(text, "# HELP pleach_{name} {what}\n# TYPE pleach_{name} {kind}")
 }
 
-/// A label's value.
+/// Escapes the value of a label.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -12,16 +12,16 @@ use pleach_vocabulary::Rank;
 use super::{FailureRecord, Observations, Quoted, TimedCall};
 use crate::call::Descriptor;
 
-/// How many records of a rank this process has written to a folder: several groups of a process
-/// fail when a rank dies.
+/// By folder and rank: the number of records that this process has written. Several groups of a
+/// process may fail when a rank dies.
 static WRITTEN: Mutex<BTreeMap<(PathBuf, Rank), u32>> = Mutex::new(BTreeMap::new());
 
-/// Writes one file a group.
+/// Writes one file for a group.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     folder: Option<PathBuf>,
-    /// Relaxed: only keeps the file from being written twice; the written values have locks of
-    /// their own.
+    /// Whether the record was written, which prevents a second write. Relaxed: the written values
+    /// have locks of their own.
     is_done: AtomicBool,
 }
 
@@ -30,8 +30,8 @@ impl Recorder {
         Self { folder, is_done: AtomicBool::new(false) }
     }
 
-    /// The group has failed: writes the record, once. `last_calls`: the calls begun last, oldest
-    /// first.
+    /// Writes the record after a failure of the group, once. `last_calls` are the last calls that
+    /// have begun, the oldest call first.
     pub(crate) fn write(
         &self,
         rank: Rank,
@@ -58,8 +58,8 @@ impl Recorder {
     }
 }
 
-/// The file of this process's next record: the first has the plain name, later ones a number behind
-/// it.
+/// The file of this process's next record. The first file has the plain name; later files have a
+/// number after the name.
 fn path(folder: &Path, rank: Rank) -> PathBuf {
     let mut written = lock(&WRITTEN);
     let number = written.entry((folder.to_owned(), rank)).or_default();
@@ -72,7 +72,8 @@ fn path(folder: &Path, rank: Rank) -> PathBuf {
     folder.join(name)
 }
 
-/// One line an operation; times in microseconds of the host's monotonic clock.
+/// The text of a record: one line for each operation, with times in microseconds of the host's
+/// monotonic clock.
 fn text(
     rank: Rank,
     failure: &FailureRecord,

@@ -1,4 +1,4 @@
-//! A rank's report of its group, as a value to read, print or send.
+//! The report of a rank about its group, as a value to read, print or send.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use pleach_vocabulary::Rank;
 use super::rounds::PartialReport;
 use super::scale::Distribution;
 
-/// One rank's report of its group. Counters run since the group was made.
+/// The report of one rank about its group. Counters count from the creation of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Whose report it is.
+    /// The rank that reports.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// The number of ranks of the group.
     pub world_size: u32,
-    /// How long ago the group was made.
+    /// The time since the group was made.
     pub age: Duration,
     /// Calls that have ended, by collective, size and algorithm.
     pub shapes: Vec<ShapeReport>,
@@ -26,10 +26,10 @@ pub struct Report {
     pub rounds: Option<PartialReport>,
     /// Collectives that this rank has begun and not completed.
     pub under_way: u64,
-    /// The rank that it waits for, once that has taken a millisecond: the cause, as far as the
-    /// queried ranks know.
+    /// The rank for which this rank waits, if it has waited for a millisecond. It is the cause of
+    /// the wait, as far as the queried ranks know.
     pub waits_for: Option<Rank>,
-    /// Why the group failed.
+    /// The failure of the group.
     pub failure: Option<String>,
 }
 
@@ -41,18 +41,18 @@ pub struct ShapeReport {
     pub collective: &'static str,
     /// The algorithm that carries it out.
     pub algorithm: String,
-    /// The size class: the power of two, in bytes, that this rank's longer one of input and output
-    /// does not exceed.
+    /// The size class: a power of two, in bytes. The longer one of this rank's input and output
+    /// does not exceed it.
     pub bytes_max: u64,
-    /// How many have ended well.
+    /// The number of calls that have succeeded.
     pub calls: u64,
-    /// Their bytes: of this rank's input or output, whichever is longer.
+    /// The bytes of these calls: of this rank's input or output, whichever is longer.
     pub bytes: u64,
-    /// How many of the calls waited so long that they were timed one by one. On a fabric whose
-    /// bytes move only while ranks poll (tcp) all are.
+    /// The number of calls that waited so long that each of them was timed. On a fabric whose bytes
+    /// move only while ranks poll (tcp), all calls are timed.
     pub waited_calls: u64,
-    /// How long the calls took together, from call to end on this rank. Of those that did not wait
-    /// one in 61 is timed and stands for those before it.
+    /// The total time of the calls on this rank, from call to end. One in 61 of the calls that did
+    /// not wait is timed and stands for the calls before it.
     pub time: Duration,
 }
 
@@ -62,16 +62,17 @@ pub struct ShapeReport {
 pub struct PeerReport {
     /// The rank.
     pub rank: Rank,
-    /// How much later than this rank it made the calls in which this rank waited and heard from it
-    /// directly; zero when it came first. To about 10 µs and 12.5 %; includes the way of its first
-    /// signal.
+    /// How much later than this rank the peer made its calls; zero if it came first. Calls count in
+    /// which this rank waited and heard from the peer directly. Precise to about 10 µs and 12.5 %.
+    /// The latency of the peer's first signal is included.
     pub arrival_skew: Distribution,
-    /// In how many calls it was the last of those heard, by at least [`super::LATE_AFTER`].
+    /// The number of calls in which the peer was the last rank heard, by at least
+    /// [`super::LATE_AFTER`].
     pub last: u64,
 }
 
 impl Report {
-    /// The peer for which calls have waited longest, if any was late at all.
+    /// The peer for which calls have waited longest; `None` if no peer was late.
     #[must_use]
     pub fn latest(&self) -> Option<&PeerReport> {
         let late = self.peers.iter().filter(|peer| peer.last > 0);
@@ -79,7 +80,7 @@ impl Report {
     }
 }
 
-/// A time with three digits and a unit.
+/// A time, printed with three digits and a unit.
 pub(super) struct ShortDuration(pub(super) Duration);
 
 impl fmt::Display for ShortDuration {
@@ -111,7 +112,7 @@ impl fmt::Display for BinaryBytes {
     }
 }
 
-/// Two tables for people: calls, and peers by arrival_skew.
+/// Prints two tables: the calls, and the peers by arrival skew.
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, world_size, age, under_way, .. } = self;

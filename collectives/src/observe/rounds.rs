@@ -1,7 +1,7 @@
-//! Counters of the rounds of a partial all-reduce, or of all that a group has made.
+//! Counters of the rounds of one partial all-reduce, or of all partial all-reduces of a group.
 //!
-//! Each partial all-reduce of a group adds to them from a thread of its own. Relaxed: each number
-//! stands for itself.
+//! Each partial all-reduce of a group adds to them from a thread of its own. Relaxed: no other
+//! memory depends on a number.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,20 +18,20 @@ pub(crate) struct RoundCounters {
     missed: AtomicU64,
 }
 
-/// How the rounds of one rank went so far: of one partial all-reduce, or of all that a group has
-/// made.
+/// The counts of the rounds of one rank so far: of one partial all-reduce, or of all partial
+/// all-reduces of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PartialReport {
-    /// How many rounds have ended here.
+    /// The number of rounds that have ended on this rank.
     pub rounds: u64,
-    /// By rank: in how many of them its contribution was.
+    /// By rank: the number of these rounds that have its contribution.
     pub counted: Vec<u64>,
-    /// How many contributions of this rank came too late for their round.
+    /// The number of contributions of this rank that came too late for their round.
     pub late: u64,
-    /// How many of these were dropped.
+    /// The number of late contributions that were dropped.
     pub dropped: u64,
-    /// How many results this rank's caller never saw.
+    /// The number of results that the caller of this rank never saw.
     pub missed: u64,
 }
 
@@ -47,7 +47,7 @@ impl RoundCounters {
         }
     }
 
-    /// A round has ended.
+    /// Counts a round that has ended.
     pub(crate) fn ended(&self, contributors: impl Iterator<Item = Rank>) {
         self.rounds.fetch_add(1, Ordering::Relaxed);
         for rank in contributors {
@@ -57,7 +57,7 @@ impl RoundCounters {
         }
     }
 
-    /// The caller has seen a round.
+    /// Counts a round that the caller has seen.
     pub(crate) fn seen(&self, late: u64, dropped: u64, missed: u64) {
         for (counter, number) in [(&self.late, late), (&self.dropped, dropped), (&self.missed, missed)] {
             counter.fetch_add(number, Ordering::Relaxed);

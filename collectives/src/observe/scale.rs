@@ -1,14 +1,14 @@
-//! Times on a scale of 255 steps: for the headers of signals and the bins of histograms.
+//! Times on a scale of 255 steps, for the headers of signals and the bins of histograms.
 //!
-//! Up to 2 µs a step is 256 ns, from there on an eighth of an octave (at most 12.5 %), up to 36
+//! A step is 256 ns up to 2 µs. Above, it is an eighth of an octave (at most 12.5 %), up to 36
 //! minutes.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Nanoseconds of the first steps.
+/// The length of the first steps, in nanoseconds.
 const UNIT_NS: u64 = 256;
-/// Steps, zero included.
+/// The number of steps, zero included.
 const STEPS: usize = 256;
 
 /// The last step that does not end after `time_ns`.
@@ -22,13 +22,14 @@ fn step_below(time_ns: u64) -> u8 {
     step.min(STEPS as u64 - 1) as u8
 }
 
-/// The first step that is not before `time_ns`: a time less this step is never too long.
+/// The first step that is not before `time_ns`. The difference of a time and this step is never too
+/// large.
 pub(crate) fn step_above(time_ns: u64) -> u8 {
     let below = step_below(time_ns);
     if step_ns(below) < time_ns { below.saturating_add(1) } else { below }
 }
 
-/// Where a step begins, in nanoseconds.
+/// The begin of a step, in nanoseconds.
 pub(crate) fn step_ns(step: u8) -> u64 {
     let step = u64::from(step);
     match step {
@@ -37,8 +38,8 @@ pub(crate) fn step_ns(step: u8) -> u64 {
     }
 }
 
-/// How often times were how long. One thread adds, any may read meanwhile: relaxed, since each
-/// number stands for itself.
+/// A histogram of times. One thread adds to it, and any thread may read it meanwhile. Relaxed: no
+/// other memory depends on a number.
 #[derive(Debug)]
 pub(super) struct Histogram {
     bins: Box<[AtomicU32]>,
@@ -76,23 +77,23 @@ impl Histogram {
     }
 }
 
-/// How long something took, over many times: a histogram with bins of at most 12.5 %.
+/// The distribution of many times: a histogram with bins of at most 12.5 %.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
-    /// Steps in which there are any, and how many.
+    /// The steps that have times, each with the number of times.
     bins: Vec<(u8, u64)>,
     sum: Duration,
     longest: Duration,
 }
 
 impl Distribution {
-    /// How many times there are.
+    /// The number of times.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.bins.iter().map(|(_, count)| count).sum()
     }
 
-    /// All of them together.
+    /// The sum of all times.
     #[must_use]
     pub fn sum(&self) -> Duration {
         self.sum
@@ -104,8 +105,8 @@ impl Distribution {
         self.longest
     }
 
-    /// The time that the share `quantile` (from 0 to 1) of them does not exceed, to the precision
-    /// of a bin; zero where there are none.
+    /// The time that the share `quantile` (from 0 to 1) of all times does not exceed, to the
+    /// precision of a bin; zero if there are no times.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Duration {
         let wanted = (self.count() as f64 * quantile.clamp(0.0, 1.0)).ceil() as u64;
@@ -120,7 +121,7 @@ impl Distribution {
         self.longest
     }
 
-    /// How many are at most so long, to the precision of a bin.
+    /// The number of times that are at most `limit`, to the precision of a bin.
     #[must_use]
     pub fn at_most(&self, limit: Duration) -> u64 {
         let below = |step: u8| Duration::from_nanos(step_ns(step)) <= limit;

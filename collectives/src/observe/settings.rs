@@ -1,63 +1,65 @@
-//! Settings: which observations of a group are written down besides its counters, and where.
+//! Settings: the observations of a group that are written besides its counters, and their places.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use pleach_vocabulary::Rank;
 
-/// Names the folder of [`Observe::flight_recorder`].
+/// The variable with the folder of [`Observe::flight_recorder`].
 const FLIGHT_RECORDER_VARIABLE: &str = "PLEACH_FLIGHT_RECORDER";
-/// Names the file of [`Observe::trace`].
+/// The variable with the file of [`Observe::trace`].
 const TRACE_VARIABLE: &str = "PLEACH_TRACE";
-/// Names the address of [`Observe::metrics`].
+/// The variable with the address of [`Observe::metrics`].
 pub const METRICS_VARIABLE: &str = "PLEACH_METRICS";
 
-/// How an address of metrics is written.
+/// The form of an address of metrics.
 pub const METRICS_FORM: &str = "PORT or IP:PORT, as 9400 or [::1]:9400";
 
-/// An address of metrics, as [`Observe::metrics`] has it: `PORT` on loopback, or `IP:PORT`.
+/// Parses an address of [`Observe::metrics`]: `PORT` on loopback, or `IP:PORT`.
 #[must_use]
 pub fn metrics_address(text: &str) -> Option<SocketAddr> {
     let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
     text.parse().map(loopback).or_else(|_| text.parse()).ok()
 }
 
-/// The observations of a group that are written down besides the counters behind `Group::report`.
-/// All are off by default.
+/// The observations of a group that are written besides the counters behind `Group::report`. All
+/// are off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observe {
-    /// A folder that is there. When the group fails, each rank that is in a call then or makes one
-    /// later writes its last operations there, as `pleach-flight-rank<R>-<process>.json`; further
-    /// groups of the process that fail as the same rank with `-2`, `-3` behind that. From
+    /// An existing folder for the flight recorder. When the group fails, each rank that is in a
+    /// call or makes a later call writes its last operations to
+    /// `pleach-flight-rank<R>-<process>.json` in this folder. If further groups of the process fail
+    /// on the same rank, the names of their files have `-2`, `-3` and so on at the end. From
     /// `PLEACH_FLIGHT_RECORDER`.
     pub flight_recorder: Option<PathBuf>,
-    /// A file for every call, one track a rank, in the form that Perfetto and `chrome://tracing`
-    /// read; ranks that share the file system share the file. Groups that are split from it have
-    /// tracks of their own there. Written when the group's last handle is dropped; then every call
-    /// reads the clock twice. From `PLEACH_TRACE`.
+    /// A file for a trace of every call, with one track for each rank, in the form that Perfetto
+    /// and `chrome://tracing` read. Ranks that share the file system share the file. Groups that
+    /// are split from this group have tracks of their own in it. The file is written when the
+    /// group's last handle is dropped. With a trace every call reads the clock twice. From
+    /// `PLEACH_TRACE`.
     pub trace: Option<PathBuf>,
-    /// Answers `GET /metrics` in Prometheus' text form; `pleach top` reads it. Rank `r` of a host
-    /// listens on this port plus `r`, or on any free one for port 0; groups that are split from it
-    /// on a free one or not at all. Whoever reaches the address may read it: use a loopback
-    /// address, or a network that you trust. From `PLEACH_METRICS`, as `PORT` (on loopback) or
-    /// `IP:PORT`.
+    /// The address of a server that answers `GET /metrics` in Prometheus' text form; `pleach top`
+    /// reads it. Rank `r` of a host listens on this port plus `r`, or on any free port for port 0.
+    /// Groups that are split from this group listen on a free port or not at all. Everyone who
+    /// reaches the address may read the metrics, so use a loopback address or a network that you
+    /// trust. From `PLEACH_METRICS`, as `PORT` (on loopback) or `IP:PORT`.
     pub metrics: Option<SocketAddr>,
-    /// Which group this is, if it was split from another.
+    /// The part, if this group was split from another group.
     pub(crate) part: Option<Part>,
 }
 
-/// A group that was split from another.
+/// A group that was split from another group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// The same on all of its ranks, and no other group's.
+    /// A name that is the same on all ranks of the part and that no other group has.
     pub(crate) name: String,
-    /// This rank in the group that was joined.
+    /// The number of this rank in the group that was joined.
     pub(crate) joined_rank: Rank,
 }
 
 impl Observe {
-    /// The settings of the environment; an empty or absent variable sets nothing. A value that is
+    /// The settings from the environment. An empty or absent variable sets nothing. A value that is
     /// no address is ignored with a warning.
     #[must_use]
     pub fn from_env() -> Self {

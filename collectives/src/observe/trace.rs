@@ -1,8 +1,9 @@
-//! Every call of a group as Chrome's trace form has it, which Perfetto reads: one track a rank.
+//! A trace of every call of a group in Chrome's trace form, which Perfetto reads. Each rank has a
+//! track.
 //!
-//! Ranks that share a file add to it one after the other, under a lock of the file, and each leaves
-//! it whole. Rank 0 begins it before it takes part in any call, and the others write when they
-//! leave. Times are those of the host's monotonic clock.
+//! Ranks that share a file add to it one after the other, under a lock of the file, and each rank
+//! leaves a complete file. Rank 0 begins the file before it takes part in any call. The other ranks
+//! write when they leave. Times are those of the host's monotonic clock.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,13 +20,13 @@ use pleach_vocabulary::digest::Hasher64;
 use super::settings::Part;
 use super::{Quoted, Shape, TimedCall};
 
-/// Calls kept; later ones are left out, and the file says how many.
+/// Most calls that are kept. Later calls are left out, and the file says how many.
 const EVENTS_MAX: usize = 1 << 20;
 
 const BEGIN: &str = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
 const END: &str = "\n]}\n";
 
-/// Files that this process has begun: several groups write to one.
+/// Files that this process has begun. Several groups may write to one file.
 static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug)]
@@ -36,8 +37,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// To be written to `path`; rank 0 begins the file anew, but not for a part of a group: there
-    /// may be events of others.
+    /// A trace that is written to `path`. Rank 0 begins a new file, except for a part of a group,
+    /// because the file may have events of other groups.
     pub(crate) fn new(path: &Path, rank: Rank, part: Option<&Part>) -> io::Result<Self> {
         let mut begun = lock(&BEGUN);
         if rank == 0 && part.is_none() && begun.insert(path.to_owned()) {
@@ -108,16 +109,16 @@ fn lines<'a>(
     text
 }
 
-/// The number of a group's tracks in the file: a hash of the part's name, which is all that the
-/// ranks of a part have in common; 0 for the group that was joined.
+/// The number of a part's tracks in the file: a hash of the part's name, which is the same on all
+/// ranks of the part. The number is not 0, which stands for the group that was joined.
 fn group_number(part: &Part) -> u32 {
     let mut hasher = Hasher64::default();
     part.name.hash(&mut hasher);
-    // Some readers take numbers above i32::MAX for negative ones.
+    // Some readers treat numbers above `i32::MAX` as negative.
     ((hasher.finish() >> 33) as u32).max(1)
 }
 
-/// Adds events to the file's list, under its lock.
+/// Adds events to the list in the file, under a lock of the file.
 fn append(path: &Path, lines: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     file.lock()?;
@@ -139,7 +140,7 @@ fn append(path: &Path, lines: &str) -> io::Result<()> {
     }
     text.push_str(lines);
     text.push_str(END);
-    // One call, so that a process that is killed meanwhile rarely leaves half of it.
+    // A single write, so that a process that is killed meanwhile rarely leaves half of the text.
     file.write_all(text.as_bytes())
 }
 
@@ -152,7 +153,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("pleach-trace-{}.json", std::process::id()));
         std::fs::write(&path, "of a job before").unwrap();
         let part = |name: &str| Part { name: name.to_owned(), joined_rank: 2 };
-        // Rank 0 of a part in a process that is another rank of the group that was joined.
+        // Rank 0 of the part is another rank in the group that was joined.
         Trace::new(&path, 0, Some(&part("s0-1"))).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of a job before");
         Trace::new(&path, 0, None).unwrap();

@@ -1,14 +1,15 @@
-//! Reductions and copies by a GPU's kernels, with the same meaning, bit for bit, as by the host's.
+//! Reductions and copies by kernels of a GPU. Their results have the same bits as those of the
+//! host's kernels.
 //!
-//! A [`CudaCompute`] puts each [`Job`] into a stream of its own as one kernel, marks the place
-//! behind it, and calls the job complete when the mark is reached. Jobs name memory of the GPU or
-//! pinned host memory. The kernels are PTX that lies beside this file (`reduce.cu`, `regenerate`),
-//! which the driver compiles when it is loaded.
+//! A [`CudaCompute`] has a stream of its own. It puts each [`Job`] into the stream as one kernel,
+//! followed by an event. The job is complete when the event is reached. Jobs name memory of the GPU
+//! or pinned host memory. The kernels are PTX files beside this file (`reduce.cu`, `regenerate`).
+//! The driver compiles the PTX when it loads it.
 //!
-//! **Invariant:** a job is complete only when the GPU has ended its kernel, so signals to peers
-//! after that are true. A job that is dropped before may be under way until [`Compute::is_idle`].
-//! No kernel waits: processes that share a GPU have it in turns, and a kernel that waited for
-//! another process would keep that process out.
+//! **Invariant:** a job is complete only when the GPU has ended its kernel, so a signal to peers
+//! after that announces finished bytes. A job that is dropped before its end may be under way until
+//! [`Compute::is_idle`]. No kernel waits: processes that share a GPU use it in turns, and a kernel
+//! that waited for another process would keep this process from the GPU.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -22,15 +23,15 @@ use pleach_vocabulary::{DataType, ReduceOp};
 
 use super::{Compute, ComputeError, Job};
 
-/// How long dropping waits for kernels under way: they compute a few chunks.
+/// How long dropping waits for kernels under way. They compute a few chunks.
 const DROP_LIMIT: Duration = Duration::from_secs(10);
 
-/// What peers must see, and so what scratch is made of.
+/// The memory of scratch, which depends on the memory that peers can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StagingSpace {
-    /// Pinned host memory: any fabric carries it.
+    /// Pinned host memory, which every fabric can carry.
     Host,
-    /// Memory of the GPU, which peers map.
+    /// Memory of the GPU, which peers must be able to map.
     Gpu,
 }
 
@@ -41,22 +42,23 @@ pub struct CudaCompute {
     staging: StagingSpace,
     kernels: Kernels,
     stream: Stream,
-    /// Jobs under way in their order: the number and the mark behind each.
+    /// Jobs under way in their order: the number of each job and the event behind it.
     under_way: VecDeque<(u64, CudaEvent)>,
-    /// Marks for later jobs.
+    /// Events for later jobs.
     spare: Vec<CudaEvent>,
-    /// Number of the last job that was begun, and of the last that is complete.
+    /// Number of the last job that was begun; then the number of the last job that is complete.
     begun: u64,
     done: u64,
     failure: Option<ComputeError>,
 }
 
 impl CudaCompute {
-    /// On this GPU. Loads the kernels, which the driver compiles for it the first time.
+    /// Computes on this GPU. Loads the kernels, which the driver compiles for the GPU at the first
+    /// time.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The error of the driver.
     pub fn new(gpu: &Arc<Gpu>, staging: StagingSpace) -> Result<Self, CudaError> {
         Ok(Self {
             gpu: gpu.clone(),
@@ -76,8 +78,8 @@ impl CudaCompute {
             Some(mark) => mark,
             None => CudaEvent::new(&self.gpu)?,
         };
-        // SAFETY: the memory is the job's, which its owner vouches for until the job is complete or
-        // nothing is under way.
+        // SAFETY: the owner of the job promises that its memory is valid until the job is complete
+        // or nothing is under way.
         unsafe { self.kernels.launch(&self.stream, job)? };
         self.stream.record(&mut mark)?;
         self.begun += 1;
@@ -86,7 +88,7 @@ impl CudaCompute {
         Ok(())
     }
 
-    /// Sees which jobs are complete.
+    /// Checks which jobs are complete.
     fn look(&mut self) -> Result<(), ComputeError> {
         while let Some((number, mark)) = self.under_way.front() {
             if !mark.is_reached()? {
@@ -99,8 +101,7 @@ impl CudaCompute {
         Ok(())
     }
 
-    /// Notes the first failure. A GPU that has failed does nothing any more, so nothing is under
-    /// way.
+    /// Notes the first failure. A failed GPU does nothing any more, so nothing is under way.
     fn note<T>(&mut self, outcome: Result<T, ComputeError>) -> bool {
         if let Err(error) = outcome {
             tracing::error!(%error, "the GPU does not go on");
@@ -110,8 +111,8 @@ impl CudaCompute {
     }
 }
 
-// SAFETY: staging is memory that the GPU reaches and as long; what is dropped unfinished is waited
-// for before it is idle.
+// SAFETY: staging memory can be accessed by the GPU and has the requested length. Jobs that were
+// dropped unfinished have ended before this is idle.
 unsafe impl Compute for CudaCompute {
     unsafe fn advance(&mut self, job: &mut Job, _now: Nanos) -> bool {
         if job.elements == 0 {
@@ -151,7 +152,7 @@ unsafe impl Compute for CudaCompute {
 
 impl Drop for CudaCompute {
     fn drop(&mut self) {
-        // What kernels work on goes after this.
+        // The memory of kernels is freed after this, so they must have ended.
         if self.failure.is_none()
             && let Some((_, last)) = self.under_way.back()
             && let Err(error) = last.wait(DROP_LIMIT)
@@ -161,15 +162,15 @@ impl Drop for CudaCompute {
     }
 }
 
-// ---- Which kernel does a job, and how it is told.
+// ---- The kernel of a job, and its arguments.
 
 /// Most sources and destinations of one reduction, as in `reduce.cu`.
 const SOURCES_MAX: usize = 128;
 const DESTINATIONS_MAX: usize = 64;
 
-/// Bytes that a thread handles at a time where all addresses are aligned to that number.
+/// Bytes that a thread handles at a time if all addresses are multiples of this number.
 const VECTOR_BYTES: usize = 16;
-/// The same of elements of one byte.
+/// The same for elements of one byte.
 const VECTOR_BYTES_OF_BYTES: usize = 8;
 
 const PTX: &str = concat!(include_str!("reduce.ptx"), "\0");
@@ -216,7 +217,7 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// As of [`super::Compute::advance`], until the stream has come past it.
+    /// As for [`super::Compute::advance`], until the stream has passed the job.
     unsafe fn launch(&self, stream: &Stream, job: &Job) -> Result<(), ComputeError> {
         let (sources, destinations) = (job.from.len(), job.into.len());
         if sources > SOURCES_MAX || destinations > DESTINATIONS_MAX {
@@ -264,7 +265,8 @@ impl Kernels {
             *place = address;
         }
         let pieces = if is_aligned { elements.div_ceil(lanes) } else { elements } as u64;
-        // SAFETY: the kernel takes such arguments; what they name is the caller's promise.
+        // SAFETY: the kernel takes these arguments. The caller promises that the memory they name
+        // is valid.
         unsafe { kernel.launch(stream, pieces, &arguments)? };
         Ok(())
     }

@@ -1,10 +1,11 @@
-//! bfloat16 as it lies in memory: two numbers in each 32-bit lane.
+//! Loops on bfloat16 in its memory layout: two numbers in each 32-bit lane.
 //!
-//! The upper number of a lane is a float once the lower one is cleared, and the lower one becomes a
-//! float by a shift. So a vector gives two vectors of `f32`, those of the lower and those of the
-//! upper numbers, and takes two back, without anything moved between lanes and with a vector of
-//! loads for a vector of results. Widening in order, as plain loops over numbers do, takes twice
-//! the instructions, and then it is they that limit a sum from memory, not memory.
+//! Clearing the lower number of a lane makes an `f32` of the upper number, and a shift makes an
+//! `f32` of the lower number. So a vector of bfloat16 gives two vectors of `f32`, one of the lower
+//! and one of the upper numbers, and two such vectors give a vector of results. Nothing moves
+//! between lanes, and each vector of results needs one vector of loads for each source. Plain loops
+//! over numbers widen in order, which takes twice the instructions. Then the instructions limit a
+//! sum from memory, and not the memory.
 //!
 //! Results are those of [`to_bf16`](crate::compute::convert::to_bf16), bit for bit.
 
@@ -15,9 +16,9 @@ use std::mem::transmute;
 use super::{Kernel, avx2, avx512, combine};
 use crate::compute::element::{Bf16, Combine};
 
-/// Just under half of the last place that is kept.
+/// Just under half of the last kept place.
 const HALF: i32 = 0x7fff;
-/// Makes a NaN quiet, so that it stays one without its lower bits.
+/// Makes a NaN quiet, so that it stays a NaN without its lower bits.
 const QUIET: i32 = 0x0040_0000;
 /// The upper number of a lane.
 const UPPER: i32 = 0xffff_0000_u32 as i32;
@@ -34,7 +35,7 @@ fn upper_8(pairs: x86::__m256i) -> x86::__m256 {
     x86::_mm256_castsi256_ps(x86::_mm256_and_si256(pairs, x86::_mm256_set1_epi32(UPPER)))
 }
 
-/// Rounds to the upper half of each lane; the lower half is of no use. Not for NaN.
+/// Rounds to the upper half of each lane; the lower half has no meaning. Not for NaN.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn rounded_8(values: x86::__m256) -> x86::__m256i {
@@ -43,7 +44,7 @@ fn rounded_8(values: x86::__m256) -> x86::__m256i {
     x86::_mm256_add_epi32(bits, x86::_mm256_add_epi32(odd, x86::_mm256_set1_epi32(HALF)))
 }
 
-/// The same where some are NaN.
+/// The same rounding where some numbers are NaN.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn rounded_or_nan_8(values: x86::__m256) -> x86::__m256i {
@@ -55,7 +56,8 @@ fn rounded_or_nan_8(values: x86::__m256) -> x86::__m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn join_8(lower: x86::__m256, upper: x86::__m256) -> x86::__m256i {
-    // True where either is NaN: one comparison and a branch that is hardly ever taken for both.
+    // Lanes where one of the two is NaN. One comparison serves for both vectors, and its branch is
+    // hardly ever taken.
     let has_nan = x86::_mm256_cmp_ps::<{ x86::_CMP_UNORD_Q }>(lower, upper);
     let (lower, upper) = if x86::_mm256_movemask_ps(has_nan) == 0 {
         (rounded_8(lower), rounded_8(upper))
@@ -134,28 +136,28 @@ macro_rules! by_pairs {
 
         #[target_feature(enable = $feature)]
         unsafe fn $onto<O: Combine<f32> + Combine<Bf16>>(into: *mut Bf16, a: *const Bf16, n: usize) {
-            // SAFETY: the caller's; the destination may be a source here.
+            // SAFETY: the caller's promise. The destination may be a source here.
             unsafe { $blocks::<O, 1>([into], into, a, n) }
         }
 
         #[target_feature(enable = $feature)]
         unsafe fn $both<O: Combine<f32> + Combine<Bf16>>(a: *mut Bf16, b: *mut Bf16, n: usize) {
-            // SAFETY: the caller's; destinations may be sources here.
+            // SAFETY: the caller's promise. Destinations may be sources here.
             unsafe { $blocks::<O, 2>([a, b], a, b, n) }
         }
 
         #[inline]
         #[target_feature(enable = $feature)]
         fn $combined<O: Combine<f32>>(a: x86::$vector, b: x86::$vector) -> x86::$vector {
-            // SAFETY: a vector of floats and an array of as many have the same bits, and any bits
-            // are a float.
+            // SAFETY: a vector of floats and an array of as many floats have the same layout, and
+            // all bits are a valid float.
             unsafe {
                 let [a, b] = [a, b].map(|values| transmute::<x86::$vector, [f32; $lanes]>(values));
                 transmute::<[f32; $lanes], x86::$vector>(combine::<O, $lanes>(a, b))
             }
         }
 
-        /// Destinations may be sources, as a vector is read before it is written.
+        /// Destinations may be sources, because a vector is read before it is written.
         #[inline]
         #[target_feature(enable = $feature)]
         unsafe fn $blocks<O: Combine<f32> + Combine<Bf16>, const M: usize>(
@@ -166,12 +168,13 @@ macro_rules! by_pairs {
         ) {
             const NUMBERS: usize = 2 * $lanes;
             let whole = n - n % NUMBERS;
-            // SAFETY: vectors up to `whole <= n`, then the rest; loads and stores take any
-            // alignment.
+            // SAFETY: the loop accesses whole vectors up to `whole <= n`, then the remaining
+            // elements. Loads and stores accept any alignment.
             unsafe {
                 for i in (0..whole).step_by(NUMBERS) {
                     let (a, b) = (x86::$load(a.add(i).cast()), x86::$load(b.add(i).cast()));
-                    // One after the other: arrays of vectors would go through memory.
+                    // The two halves are separate variables: an array of vectors would go through
+                    // memory.
                     let lower = $combined::<O>($lower(a), $lower(b));
                     let upper = $combined::<O>($upper(a), $upper(b));
                     let numbers = $join(lower, upper);
@@ -206,7 +209,7 @@ mod tests {
     use crate::compute::Instructions;
     use crate::compute::convert::{from_bf16, to_bf16};
 
-    /// Infinities, NaNs of both kinds, zeros, subnormal numbers, and others on the way.
+    /// Infinities, NaNs of both kinds, zeros, subnormal numbers, and ordinary numbers.
     const OTHERS: [u16; 12] =
         [0, 0x8000, 1, 0x807f, 0x7f80, 0xff80, 0x7fc0, 0xff81, 0x3f80, 0xbf81, 0x4b7f, 0x00ff];
 
@@ -221,13 +224,14 @@ mod tests {
                     all.iter().map(|one| to_bf16(combine(from_bf16(*one), from_bf16(other)))).collect();
                 for instructions in Instructions::available() {
                     let kernel = instructions.kernel_bf16(op);
-                    // No whole number of vectors, and one that begins in the middle of one.
+                    // Ranges that are no multiple of a vector, and ranges that begin within a
+                    // vector.
                     for range in [0..all.len(), 3..all.len() - 30, 7..20] {
                         let others = vec![other; range.len()];
                         let (mut apart, mut one, mut two) =
                             (vec![0; range.len()], all[range.clone()].to_vec(), others.clone());
-                        // SAFETY: all are as long as the range, and distinct; the instructions were
-                        // found to be there.
+                        // SAFETY: all buffers are as long as the range, and distinct. The processor
+                        // was found to have the instructions.
                         unsafe {
                             (kernel.apart)(
                                 apart.as_mut_ptr().cast(),

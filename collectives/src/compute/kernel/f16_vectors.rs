@@ -1,4 +1,5 @@
-//! Binary16 by the processor's own conversions, which no plain loop is compiled to.
+//! Loops on binary16 with the processor's own conversions. The compiler uses these for no plain
+//! loop.
 
 use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
@@ -28,8 +29,8 @@ macro_rules! by_lanes {
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $widen(into: *mut f32, from: *const F16, n: usize) {
             let whole = n - n % $lanes;
-            // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any
-            // alignment. See `Conversion`.
+            // SAFETY: the loop accesses whole blocks up to `whole <= n`, then the remaining
+            // elements. Loads and stores accept any alignment. See `Conversion`.
             unsafe {
                 for i in (0..whole).step_by($lanes) {
                     x86::$store(into.add(i), x86::$from_half(x86::$load_half(from.add(i).cast())));
@@ -58,17 +59,17 @@ macro_rules! by_lanes {
             b: *const F16,
             n: usize,
         ) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             unsafe { $blocks::<O, 1>([into], a, b, n) }
         }
 
         #[target_feature(enable = $feature)]
         unsafe fn $both<O: Combine<f32> + Combine<F16>>(a: *mut F16, b: *mut F16, n: usize) {
-            // SAFETY: the caller's; destinations may be sources here.
+            // SAFETY: the caller's promise. Destinations may be sources here.
             unsafe { $blocks::<O, 2>([a, b], a, b, n) }
         }
 
-        /// Destinations may be sources, as a block is read before it is written.
+        /// Destinations may be sources, because a block is read before it is written.
         #[inline]
         #[target_feature(enable = $feature)]
         unsafe fn $blocks<O: Combine<f32> + Combine<F16>, const M: usize>(
@@ -78,7 +79,8 @@ macro_rules! by_lanes {
             n: usize,
         ) {
             let whole = n - n % $lanes;
-            // SAFETY: as above; a vector of floats and an array of as many have the same bits.
+            // SAFETY: as above. A vector of floats and an array of as many floats have the same
+            // layout.
             unsafe {
                 for i in (0..whole).step_by($lanes) {
                     let [a, b] = [a, b].map(|from| {
@@ -102,7 +104,7 @@ macro_rules! by_lanes {
 
         #[target_feature(enable = $feature)]
         unsafe fn $onto<O: Combine<f32> + Combine<F16>>(into: *mut F16, a: *const F16, n: usize) {
-            // SAFETY: the caller's; the destination may be a source here.
+            // SAFETY: the caller's promise. The destination may be a source here.
             unsafe { $blocks::<O, 1>([into], into, a, n) }
         }
     };

@@ -1,21 +1,21 @@
-//! Reductions of 8-bit floats with vector instructions, by way of binary16.
+//! Reductions of 8-bit floats with vector instructions, through binary16.
 //!
-//! A byte in the upper half of a 16-bit lane is nearly a binary16: an E5M2 is one, and an E4M3
-//! becomes one of 2^-8 times its value when its exponent and mantissa move down by a bit
-//! ([`E4M3_SCALE`]), subnormal numbers included; only its NaN must be put right. The processor
-//! converts binary16 to `f32` and back, so two numbers are combined in `f32`, rounded to binary16,
-//! and from there to 8 bits by integers, twice as many lanes at a time. Two roundings give the same
-//! as one: binary16 has more than twice as many digits, and the operands are so short that no
-//! result comes near the middle of two numbers without being the middle. The tests try all pairs. A
-//! processor that adds and multiplies binary16 itself (AVX512-FP16) widens nothing, with the same
-//! results.
+//! A byte in the upper half of a 16-bit lane is nearly a binary16. An E5M2 is a binary16. An E4M3
+//! whose exponent and mantissa are shifted down by a bit is a binary16 of 2^-8 times its value
+//! ([`E4M3_SCALE`]). This holds for subnormal numbers too; only NaN must be corrected. The
+//! processor converts binary16 to `f32` and back. So two numbers are combined in `f32` and rounded
+//! to binary16. Integer instructions round the binary16 to 8 bits, twice as many lanes at a time.
+//! The two roundings give the same result as a single rounding: binary16 has more than twice as
+//! many digits, and the operands are so short that no result lies near the middle of two numbers
+//! without being the middle. The tests try all pairs. A processor that adds and multiplies binary16
+//! itself (AVX512-FP16) widens nothing and gives the same results.
 //!
-//! With more sources, and with a division, values are any `f32`: those are rounded to the digits of
-//! the 8-bit float in `f32` (by adding and taking away a number whose last place is that digit),
-//! after which binary16 holds them exactly.
+//! With more sources, or with a division, a value can be any `f32`. Such a value is first rounded
+//! in `f32` to the digits of the 8-bit float: a number whose last place is the last of these digits
+//! is added and subtracted. After that binary16 holds the value exactly.
 //!
 //! Results are those of [`to_f8e4m3`](crate::compute::convert::to_f8e4m3) and
-//! [`to_f8e5m2`](crate::compute::convert::to_f8e5m2), bit for bit but for the sign of a NaN.
+//! [`to_f8e5m2`](crate::compute::convert::to_f8e5m2), bit for bit, except for the sign of a NaN.
 
 use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
@@ -31,18 +31,19 @@ mod m512;
 pub(super) trait Format: ShortFloat {
     /// Whether it is E4M3; E5M2 otherwise.
     const IS_E4M3: bool;
-    /// A value as binary16 is the number's times this.
+    /// The binary16 in a lane has the value of the number times this.
     const SCALE: f32;
     /// Bits of the mantissa.
     const MANTISSA: u32;
-    /// Bits of the mantissa of a binary16 that a number does not have.
+    /// Bits of the mantissa of a binary16 that a number of this format does not have.
     const DROPPED: u32 = 10 - Self::MANTISSA;
-    /// Just under half of the last place that is kept of a binary16.
+    /// Just under half of the last kept place of a binary16.
     const HALF: i16 = (1 << (Self::DROPPED - 1)) - 1;
     /// The smallest normal number.
     const SMALLEST_NORMAL: f32;
-    /// Multiplies a power of two to a number whose last place is the last digit of 8-bit floats
-    /// from that power on; times 1.5, so that neither sign takes their sum out of its binade.
+    /// The product of this and a power of two is a number whose last place is the last digit of
+    /// 8-bit floats from this power on. The factor 1.5 keeps the sum with a number of either sign
+    /// in its binade.
     const TO_LARGE: f32 = 1.5 * (1 << (23 - Self::MANTISSA)) as f32;
 }
 
@@ -60,19 +61,20 @@ impl Format for E5M2 {
     const SMALLEST_NORMAL: f32 = f32::from_bits((127 - 14) << 23);
 }
 
-/// 2^64: more than any number that is not infinite, and its [`Format::TO_LARGE`] multiple is an
-/// `f32` still.
+/// 2^64: more than every finite number of the formats. Its product with [`Format::TO_LARGE`] is
+/// still an `f32`.
 const BEYOND_ALL: f32 = 18_446_744_073_709_551_616.0;
 
 /// The difference of the exponents' biases of E4M3 and binary16, as a factor.
 const E4M3_SCALE: f32 = 1.0 / 256.0;
 
-/// Up to this number of elements, a scalar loop is faster than copies to and from a vector.
+/// Up to this number of elements, a scalar loop takes less time than copies to and from a vector.
 const ONE_BY_ONE_MAX: usize = 8;
 
 /// An operation on two numbers of this format.
 pub(super) trait Arithmetic: Combine<f32> {
-    /// Whether it is multiplication, which takes a scale twice; addition otherwise.
+    /// Whether the operation is multiplication, in which the scale counts twice. Otherwise it is
+    /// addition.
     const IS_PRODUCT: bool;
 }
 
@@ -84,7 +86,7 @@ impl Arithmetic for Prod {
     const IS_PRODUCT: bool = true;
 }
 
-/// The parts that go by way of `f32`.
+/// The parts that combine numbers in `f32`.
 macro_rules! by_floats {
     (
         $feature:literal, $width:ident: $conversion:ident $widen:ident $narrow:ident $halves:ident $combined:ident,
@@ -98,8 +100,8 @@ macro_rules! by_floats {
         #[target_feature(enable = $feature)]
         unsafe fn $widen<F: Format>(into: *mut f32, from: *const F, n: usize) {
             let whole = n - n % (2 * $lanes);
-            // SAFETY: blocks up to `whole <= n`, then the rest; loads and stores take any
-            // alignment. See `Conversion`.
+            // SAFETY: the loop accesses whole blocks up to `whole <= n`, then the remaining
+            // elements. Loads and stores accept any alignment. See `Conversion`.
             unsafe {
                 for i in (0..whole).step_by(2 * $lanes) {
                     let [lower, upper] = $width::widened::<F>(x86::$load_bytes(from.add(i).cast()));
@@ -134,8 +136,8 @@ macro_rules! by_floats {
         #[inline]
         #[target_feature(enable = $feature)]
         fn $combined<F: Format, O: Arithmetic>(a: x86::$floats, b: x86::$floats) -> x86::$floats {
-            // SAFETY: a vector of floats and an array of as many have the same bits, and any bits
-            // are a float.
+            // SAFETY: a vector of floats and an array of as many floats have the same layout, and
+            // all bits are a valid float.
             let combined = unsafe {
                 let [a, b] = [a, b].map(|values| transmute::<x86::$floats, [f32; $lanes]>(values));
                 transmute::<[f32; $lanes], x86::$floats>(combine::<O, $lanes>(a, b))
@@ -191,13 +193,13 @@ macro_rules! by_halves {
 
         #[target_feature(enable = $feature)]
         unsafe fn $onto<F: Format, O: Arithmetic + Combine<F>>(into: *mut F, a: *const F, n: usize) {
-            // SAFETY: the caller's; the destination may be a source here.
+            // SAFETY: the caller's promise. The destination may be a source here.
             unsafe { $blocks::<F, O, 1>([into], into, a, n) }
         }
 
         #[target_feature(enable = $feature)]
         unsafe fn $both<F: Format, O: Arithmetic + Combine<F>>(a: *mut F, b: *mut F, n: usize) {
-            // SAFETY: the caller's; destinations may be sources here.
+            // SAFETY: the caller's promise. Destinations may be sources here.
             unsafe { $blocks::<F, O, 2>([a, b], a, b, n) }
         }
 
@@ -211,7 +213,7 @@ macro_rules! by_halves {
             if F::IS_E4M3 { $width::or_nan(numbers, a, b) } else { numbers }
         }
 
-        /// Destinations may be sources, as a vector is read before it is written.
+        /// Destinations may be sources, because a vector is read before it is written.
         #[inline]
         #[target_feature(enable = $feature)]
         unsafe fn $blocks<F: Format, O: Arithmetic + Combine<F>, const M: usize>(
@@ -221,8 +223,9 @@ macro_rules! by_halves {
             n: usize,
         ) {
             let whole = n - n % $bytes;
-            // SAFETY: vectors up to `whole <= n`, then the rest by way of vectors of our own; loads
-            // and stores take any alignment, and any bits are a number.
+            // SAFETY: the loop accesses whole vectors up to `whole <= n`. The remaining elements
+            // are copied to and from vectors of our own. Loads and stores accept any alignment, and
+            // all bits are a valid number.
             unsafe {
                 for i in (0..whole).step_by($bytes) {
                     let numbers = $one::<F, O>(x86::$load(a.add(i).cast()), x86::$load(b.add(i).cast()));
@@ -272,7 +275,7 @@ by_halves!(
 fn combined_in_half<F: Format, O: Arithmetic>(a: x86::__m512i, b: x86::__m512i) -> x86::__m512i {
     /// 2^8 as a binary16.
     const UNSCALED: i16 = (15 + 8) << 10;
-    // No rounding, as 4 digits have room anywhere.
+    // Nothing is rounded, because binary16 has room for 4 digits at every exponent.
     let a = if O::IS_PRODUCT && F::IS_E4M3 { m512::times(a, x86::_mm512_set1_epi16(UNSCALED)) } else { a };
     if O::IS_PRODUCT { m512::times(a, b) } else { m512::plus(a, b) }
 }
@@ -285,7 +288,7 @@ mod tests {
     use crate::compute::convert::{from_f8e4m3, from_f8e5m2, to_f8e4m3, to_f8e5m2};
     use crate::compute::{Instructions, oracle};
 
-    /// All instructions but those that do without this file.
+    /// All sets of instructions that use this file.
     fn with_halves() -> impl Iterator<Item = Instructions> {
         Instructions::available().skip(1)
     }
@@ -301,8 +304,8 @@ mod tests {
                 let kernel: &Kernel<F> = instructions.kernel_f8(op);
                 let (n, mut apart) = (first.len(), vec![0u8; first.len()]);
                 let (mut onto, mut one, mut other) = (first.clone(), first.clone(), second.clone());
-                // SAFETY: all have `n` numbers of a byte, and are distinct; the instructions were
-                // found to be there.
+                // SAFETY: all buffers have `n` numbers of one byte, and are distinct. The processor
+                // was found to have the instructions.
                 unsafe {
                     (kernel.apart)(
                         apart.as_mut_ptr().cast(),
@@ -335,7 +338,8 @@ mod tests {
 
     fn conversions_are_as_one_at_a_time<F: Format>(to_f32: fn(u8) -> f32, from_f32: fn(f32) -> u8) {
         let bytes: Vec<u8> = (0..=u8::MAX).collect();
-        // Ties of both formats end in zeros; next to them, and NaN of all kinds.
+        // Ties of both formats end in zeros. These ends give ties, their neighbours, and NaN of all
+        // kinds.
         let ends = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x2fff, 0x3000];
         let values: Vec<f32> = (0..=u16::MAX)
             .flat_map(|high| ends.map(|low| f32::from_bits(u32::from(high) << 16 | low)))
@@ -343,7 +347,7 @@ mod tests {
         for instructions in with_halves() {
             let conversion: Conversion<F> = instructions.conversion_f8();
             let (mut wide, mut narrow) = (vec![0f32; bytes.len()], vec![0u8; values.len()]);
-            // SAFETY: as long as each other, and distinct.
+            // SAFETY: the buffers have the same length, and are distinct.
             unsafe {
                 (conversion.widen)(wide.as_mut_ptr(), bytes.as_ptr().cast(), bytes.len());
                 (conversion.narrow)(narrow.as_mut_ptr().cast(), values.as_ptr(), values.len());

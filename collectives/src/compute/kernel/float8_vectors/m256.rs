@@ -6,14 +6,14 @@ use super::{BEYOND_ALL, Format};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
 
-/// Bytes that are the upper halves of lanes of 16 bits, as binary16.
+/// Makes binary16 of bytes in the upper halves of 16-bit lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn scaled<F: Format>(lanes: x86::__m256i) -> x86::__m256i {
     if !F::IS_E4M3 {
         return lanes;
     }
-    // The sign comes down too, and stays.
+    // The shift also copies the sign down; the mask clears the copy and keeps the sign.
     x86::_mm256_and_si256(x86::_mm256_srai_epi16::<1>(lanes), x86::_mm256_set1_epi16(0xbf80_u16 as i16))
 }
 
@@ -43,8 +43,8 @@ pub(super) fn halves(lower: x86::__m256, upper: x86::__m256) -> x86::__m256i {
     x86::_mm256_inserti128_si256::<1>(x86::_mm256_castsi128_si256(lower), upper)
 }
 
-/// Without the bits that the format does not have, rounded to nearest if told; E4M3 without their
-/// sign.
+/// Removes the bits that the format does not have, and rounds to nearest if `ROUND` is set. E4M3
+/// loses its sign.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn shortened<F: Format, const ROUND: bool>(halves: x86::__m256i) -> x86::__m256i {
@@ -64,7 +64,7 @@ fn shortened<F: Format, const ROUND: bool>(halves: x86::__m256i) -> x86::__m256i
 pub(super) fn bytes<F: Format, const ROUND: bool>(lower: x86::__m256i, upper: x86::__m256i) -> x86::__m256i {
     let (one, two) = (shortened::<F, ROUND>(lower), shortened::<F, ROUND>(upper));
     if F::IS_E4M3 {
-        // Saturation makes NaN of all that is too large, and keeps the signs.
+        // Saturation makes NaN of all values that are too large, and keeps the signs.
         let magnitudes = x86::_mm256_packs_epi16(one, two);
         let signs = x86::_mm256_packs_epi16(lower, upper);
         x86::_mm256_or_si256(magnitudes, x86::_mm256_and_si256(signs, x86::_mm256_set1_epi8(-0x80)))
@@ -73,7 +73,7 @@ pub(super) fn bytes<F: Format, const ROUND: bool>(lower: x86::__m256i, upper: x8
     }
 }
 
-/// Every NaN of E5M2 as conversions write it.
+/// Replaces every NaN of E5M2 by the NaN that conversions write.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn quiet(bytes: x86::__m256i) -> x86::__m256i {
@@ -101,7 +101,7 @@ pub(super) fn widened<F: Format>(bytes: x86::__m128i) -> [x86::__m256; 2] {
     [x86::_mm256_mul_ps(lower, scale), x86::_mm256_mul_ps(upper, scale)]
 }
 
-/// Rounded to the digits of the format, and scaled.
+/// Rounds values to the digits of the format, and scales them.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn exact<F: Format>(values: x86::__m256) -> x86::__m256 {
@@ -116,17 +116,17 @@ fn exact<F: Format>(values: x86::__m256) -> x86::__m256 {
     if F::SCALE == 1.0 { rounded } else { x86::_mm256_mul_ps(rounded, x86::_mm256_set1_ps(F::SCALE)) }
 }
 
-/// The 32 numbers nearest to these.
+/// The numbers nearest to these 32 values.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn narrowed<F: Format>(values: [x86::__m256; 4]) -> x86::__m256i {
     let [a, b, c, d] = values;
     let (lower, upper) = (halves(exact::<F>(a), exact::<F>(b)), halves(exact::<F>(c), exact::<F>(d)));
-    // From the order of packing by 128 bits.
+    // Restores the order, because the packing works on halves of 128 bits.
     x86::_mm256_permute4x64_epi64::<0b11_01_10_00>(bytes::<F, false>(lower, upper))
 }
 
-/// E4M3: NaN where one of the operands is.
+/// Sets NaN where one of the operands is NaN. For E4M3.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn or_nan(bytes: x86::__m256i, a: x86::__m256i, b: x86::__m256i) -> x86::__m256i {

@@ -125,8 +125,8 @@ pub(super) fn or_nan(bytes: x86::__m512i, a: x86::__m512i, b: x86::__m512i) -> x
     x86::_mm512_mask_mov_epi8(x86::_mm512_mask_mov_epi8(bytes, is_nan(b), b), is_nan(a), a)
 }
 
-/// The instructions of AVX512-FP16 by name: their intrinsics are younger than the oldest compiler
-/// that this builds with.
+/// The instructions of AVX512-FP16 by name. The oldest supported compiler does not have their
+/// intrinsics yet.
 macro_rules! of_halves {
     ($name:ident, $instruction:literal) => {
         /// Binary16, rounded to nearest, subnormal numbers included.
@@ -134,8 +134,8 @@ macro_rules! of_halves {
         #[target_feature(enable = "avx512f,avx512fp16")]
         pub(super) fn $name(a: x86::__m512i, b: x86::__m512i) -> x86::__m512i {
             let result;
-            // SAFETY: an instruction of the feature that is enabled here; it touches these
-            // registers only.
+            // SAFETY: the instruction belongs to the feature that is enabled here, and touches only
+            // these registers.
             unsafe {
                 asm!(
                     concat!($instruction, " {result}, {a}, {b}"),
