@@ -4,9 +4,9 @@
 //! keeps it alive, so a pointer into a region is valid as long as the region is.
 //!
 //! Transfers may read and write registered memory at any time after the owner gave out a key. So
-//! this crate accesses it through raw pointers only, never through references that live across a
-//! transfer. Threads of this process copy to and from a slice with atomic accesses
-//! (`shared_bytes`), so they may do so at the same time. To them a transfer is like a NIC: the
+//! this crate accesses such memory only through raw pointers, never through references that live
+//! across a transfer. Threads of this process copy to and from a slice with atomic accesses
+//! (`shared_bytes`), so several threads may copy at the same time. A transfer acts like a NIC: the
 //! bytes may change at any time.
 #![allow(unsafe_code)]
 
@@ -54,9 +54,10 @@ impl fmt::Display for Space {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Share<'a> {
-    /// Not at all, or only with the library that allocated it, which knows its type.
+    /// Another process cannot map it, or only with the library that allocated the memory and knows
+    /// its type.
     Private,
-    /// It is `len` bytes of this file from `offset` on, mapped shared.
+    /// The memory is `len` bytes of this file from `offset` on, mapped shared.
     File {
         /// The file, usually a memfd.
         file: BorrowedFd<'a>,
@@ -69,9 +70,9 @@ pub enum Share<'a> {
 /// processor.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaBuf<'a> {
-    /// Open as long as the memory.
+    /// The file, which is open as long as the memory exists.
     pub file: BorrowedFd<'a>,
-    /// Offset of the memory in it, in bytes.
+    /// Offset of the memory in the file, in bytes.
     pub offset: u64,
 }
 
@@ -94,13 +95,13 @@ pub unsafe trait Memory: Any + Send + Sync {
     fn base(&self) -> NonNull<u8>;
     /// Length in bytes.
     fn len(&self) -> usize;
-    /// Whether it is empty.
+    /// Whether the memory is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
     /// The kind of the memory.
     fn space(&self) -> Space;
-    /// How another process can map it.
+    /// How another process can map the memory.
     fn share(&self) -> Share<'_>;
     /// Whether only devices map the file of [`Share::File`]. A device that has replaced pages by
     /// private copies may then empty these parts of the file, so that no byte is stored twice.
@@ -169,10 +170,11 @@ unsafe impl Memory for HostMemory {
 
 // SAFETY: plain bytes; concurrent access is governed by the `Memory` contract.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above; `&HostMemory` only tells the address.
+// SAFETY: as above; `&HostMemory` only gives the address.
 unsafe impl Sync for HostMemory {}
 
-/// Seals that fix a file's size: a process that maps it gets no fatal signal, whatever others do.
+/// Seals that fix the size of a file. A process that maps the file then gets no fatal signal,
+/// whatever other processes do.
 pub(crate) const SEALS_FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// An anonymous file of `bytes` zeroed bytes that is not sealed yet.
@@ -190,8 +192,8 @@ pub(crate) fn seal(file: &OwnedFd, seals: SealFlags) -> io::Result<()> {
     Ok(fcntl_add_seals(file, SEALS_FIXED_SIZE | seals | SealFlags::SEAL)?)
 }
 
-/// An anonymous file of `bytes` zeroed bytes whose size cannot change, with these seals and no
-/// later ones.
+/// An anonymous file of `bytes` zeroed bytes whose size cannot change. It has these seals, and
+/// cannot get later seals.
 pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
     let file = unsealed_file(name, bytes)?;
     seal(&file, seals)?;
@@ -246,14 +248,14 @@ pub(crate) fn prefer_huge_pages(base: NonNull<u8>, bytes: usize) {
 /// Zeroed memory in an anonymous file (memfd), accepted by every host backend and mappable by peers
 /// of this host.
 ///
-/// It has no name in any shared namespace, so nothing is left behind when the process ends.
+/// The file has no name in any shared namespace, so nothing is left behind when the process ends.
 ///
 /// Lendable memory ([`SharedMemory::lendable`]) is written by its owner alone, and peers only read
 /// it. The file is mapped here first, and then sealed against every further way to write it
 /// (`F_SEAL_FUTURE_WRITE`). So a peer of this host that receives the file can map it for reading,
 /// and the kernel refuses everything else. Nothing has to be taken back from a severed peer,
-/// because nothing can be written through its mapping. But what a peer has mapped it may read for
-/// as long as it runs: data for other readers belongs into other memory.
+/// because it can write nothing through its mapping. But a peer may read memory that it has mapped
+/// for as long as it runs. So data for other readers belongs in other memory.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
@@ -290,7 +292,7 @@ impl SharedMemory {
         let file = unsealed_file("pleach-lendable", mapped_bytes)?;
         let mut memory = Self::map(file, len, mapped_bytes, false)?;
         memory.peers_may_write = false;
-        // Before any other process can have the file.
+        // The file is sealed before any other process can have it.
         seal(&memory.file, SealFlags::FUTURE_WRITE)?;
         prefer_own_node(memory.base, mapped_bytes);
         Ok(Arc::new(memory))
@@ -345,17 +347,17 @@ impl SharedMemory {
 pub(crate) fn shows(file: OwnedFd, bytes: &[u8]) -> bool {
     let Ok(memory) = SharedMemory::from_file(file, bytes.len()) else { return false };
     let mut seen = vec![0; bytes.len()];
-    // SAFETY: `from_file` has mapped that many bytes, of a file that cannot be shortened; `seen` is
-    // as long.
+    // SAFETY: `from_file` has mapped that many bytes of a file that cannot be shortened, and `seen`
+    // has the same length.
     unsafe { std::ptr::copy_nonoverlapping(memory.base.as_ptr(), seen.as_mut_ptr(), bytes.len()) };
     seen == bytes
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length; no pointer into it outlives the value (see
-        // `Memory`). Whether its pages were replaced by private ones meanwhile makes no difference
-        // to munmap.
+        // SAFETY: the memory was mapped in `map` with this length, and no pointer into it outlives
+        // the value (see `Memory`). If its pages were replaced by private pages, munmap works in
+        // the same way.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
     }
 }
@@ -385,7 +387,7 @@ unsafe impl Memory for SharedMemory {
 
 // SAFETY: plain bytes; concurrent access is governed by the `Memory` contract.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above; `&SharedMemory` only tells the address and the file.
+// SAFETY: as above; `&SharedMemory` only gives the address and the file.
 unsafe impl Sync for SharedMemory {}
 
 #[cfg(test)]

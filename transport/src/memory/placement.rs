@@ -13,13 +13,13 @@
 use std::ffi::c_ulong;
 use std::ptr::NonNull;
 
-/// Nodes that a kernel can have.
+/// Most nodes of a kernel.
 const NODES_MAX: usize = 1024;
 
 const WORD_BITS: usize = c_ulong::BITS as usize;
 
-/// Prefers pages of this thread's node for a shared mapping of this process that was not accessed
-/// yet. Without NUMA nothing changes.
+/// Sets the policy for a shared mapping of this process that was not accessed yet: pages come from
+/// this thread's node if possible. Without NUMA nothing changes.
 pub(crate) fn prefer_own_node(base: NonNull<u8>, bytes: usize) {
     let Some(node) = own_node().filter(|node| *node < NODES_MAX) else { return };
     let mut nodes = [0 as c_ulong; NODES_MAX / WORD_BITS];
@@ -65,7 +65,7 @@ mod tests {
         let node = super::own_node().expect("a system with nodes says on which one this is");
         let is_one_of_several = std::fs::read_to_string("/sys/devices/system/node/online")
             .is_ok_and(|online| online.contains(['-', ',']));
-        // Between the two calls the thread may have moved.
+        // The thread may have moved between the two calls.
         assert!(
             policy == format!("prefer:{node}") || (is_one_of_several && policy.starts_with("prefer:")),
             "{line}"

@@ -1,9 +1,9 @@
 //! Copies to and from bytes that other threads may copy at the same time.
 //!
-//! Every access is a relaxed atomic access of a single byte. So two copies at once are not a data
-//! race; atomic accesses of different sizes to the same bytes would be. Copies have no order: for
-//! more than a mixture a signal is needed. Transfers do not use these functions; they access memory
-//! at full speed.
+//! Every access is a relaxed atomic access of a single byte. So two copies at the same time are not
+//! a data race. (Atomic accesses of different sizes to the same bytes would be a data race.) Copies
+//! have no order, so simultaneous copies may give a mixture of bytes. A signal is needed to order
+//! them. Transfers do not use these functions; they access memory at full speed.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// of single bytes or by transfers.
 pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
     for (index, byte) in bytes.iter().enumerate() {
-        // SAFETY: inside of the bytes (this function's contract).
+        // SAFETY: the address is inside the bytes of this function's contract.
         unsafe { AtomicU8::from_ptr(into.add(index)) }.store(*byte, Ordering::Relaxed);
     }
 }
@@ -28,8 +28,8 @@ pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
 /// single bytes or by transfers.
 pub(crate) unsafe fn load(from: *const u8, bytes: &mut [u8]) {
     for (index, byte) in bytes.iter_mut().enumerate() {
-        // SAFETY: inside of the bytes (this function's contract). A relaxed load of a byte may read
-        // pages that are read-only here.
+        // SAFETY: the address is inside the bytes of this function's contract. A relaxed load of a
+        // byte may read pages that are read-only here.
         *byte = unsafe { AtomicU8::from_ptr(from.add(index).cast_mut()) }.load(Ordering::Relaxed);
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_lent_slice_names_the_same_bytes_and_can_be_held() {
         let whole = slice(64);
-        // SAFETY: `whole` holds the region until the slice is held.
+        // SAFETY: `whole` holds the region until the slice holds it.
         let lent = unsafe { whole.slice(8..40).expect("inside").lend() };
         let held = lent.part(4..12).expect("inside").hold();
         held.store(&[7; 8]);

@@ -1,4 +1,4 @@
-//! What the kernel lets a process do that has the file of lendable memory.
+//! The accesses that the kernel allows to a process with the file of lendable memory.
 
 use std::os::fd::AsFd;
 
@@ -13,7 +13,7 @@ const BYTES: usize = 8192;
 #[test]
 fn the_owner_writes_and_whoever_has_the_file_can_only_read() {
     let memory = SharedMemory::lendable(BYTES).expect("memory");
-    // As a peer has it: the open file, received over a socket.
+    // A peer has the open file, which it received over a socket.
     let Share::File { file, offset: 0 } = memory.share() else { panic!("it is in a file") };
     let file = file.try_clone_to_owned().expect("a descriptor");
     let map = |protection, flags| {
@@ -23,7 +23,7 @@ fn the_owner_writes_and_whoever_has_the_file_can_only_read() {
     let both = ProtFlags::READ | ProtFlags::WRITE;
     assert_eq!(map(both, MapFlags::SHARED), Err(Errno::PERM));
     let theirs = map(ProtFlags::READ, MapFlags::SHARED).expect("reading is allowed");
-    // SAFETY: `BYTES` bytes of this mapping, which nobody accesses meanwhile.
+    // SAFETY: the mapping has `BYTES` bytes, which nobody accesses meanwhile.
     let widened = unsafe { mprotect(theirs, BYTES, MprotectFlags::READ | MprotectFlags::WRITE) };
     assert_eq!(widened, Err(Errno::ACCESS));
     assert_eq!(pwrite(&file, &[1; 8], 0), Err(Errno::PERM));

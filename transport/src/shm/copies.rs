@@ -2,8 +2,8 @@
 //!
 //! **Invariant:** a copy ends, with success or not, only when the GPU has finished it. Until then
 //! the copy holds both ends, its signal is not raised, and no memory is detached. The exception is
-//! a copy whose end no event tells. It was reported as failed and may still land: drains wait until
-//! a later event of the stream is reached.
+//! a copy whose end no event reports. It was reported as failed, but the GPU may still make it. So
+//! drains wait until a later event of the stream is reached.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,9 +33,9 @@ pub(crate) struct GpuCopy {
     pub(crate) id: TransferId,
     /// The signal to raise after the copy.
     pub(crate) signal: Option<Signal>,
-    /// The result after the copy, whatever the GPU does: the peer is gone.
+    /// The result after the copy if the peer is gone, whatever the GPU does.
     pub(crate) failure: Option<TransferError>,
-    /// Drains of this rank before it.
+    /// The number of drains of this rank before the copy.
     drains_before: u64,
     event: CudaEvent,
     _ends: CopyEnds,
@@ -64,7 +64,7 @@ pub(crate) struct GpuCopies {
     under_way: VecDeque<GpuCopy>,
     /// The ends of copies in the stream without an event: held until a later copy has ended.
     unmarked: Vec<CopyEnds>,
-    /// The same, with a later event for a drain.
+    /// Ends without an event of their own, with a later event that a drain waits for.
     settling: Option<(CudaEvent, Vec<CopyEnds>)>,
 }
 
@@ -95,8 +95,8 @@ impl GpuCopies {
         self.under_way.is_empty()
     }
 
-    /// Puts the copy into the stream; false for an atomic, which GPUs do not carry out, and for a
-    /// range beyond the peer's region.
+    /// Puts the copy into the stream. Returns false for an atomic, which GPUs do not carry out, and
+    /// for a range beyond the peer's region.
     pub(crate) fn begin(
         &mut self,
         peer: Rank,
@@ -106,7 +106,7 @@ impl GpuCopies {
         drains_before: u64,
     ) -> Result<bool, CudaError> {
         let gpu = region.import(self.gpu.as_ref())?;
-        // From now on regions on other GPUs are accessed from this one.
+        // From now on regions on other GPUs are accessed from this GPU.
         self.gpu.get_or_insert_with(|| gpu.clone());
         let Some(there) = region.locate(request.remote()) else { return Ok(false) };
         let there = there.as_ptr();
@@ -129,9 +129,9 @@ impl GpuCopies {
             none => none.insert(Stream::new(&gpu)?),
         };
         let mut event = CudaEvent::new(&gpu)?;
-        // SAFETY: submit checked that both ends have that many bytes, and `locate` that the peer's
-        // region holds its end. The copy holds both until the event is reached, and a transfer's
-        // owner leaves its slice alone until its end.
+        // SAFETY: submit checked that both ends have that many bytes, and `locate` checked that the
+        // peer's region holds its end. The copy holds both ends until the event is reached. The
+        // owner of a transfer does not touch its slice until the transfer ends.
         unsafe { stream.copy(from, into, bytes)? };
         let ends = CopyEnds { _here: here, _there: region };
         if let Err(error) = stream.record(&mut event) {
@@ -152,7 +152,7 @@ impl GpuCopies {
         Ok(true)
     }
 
-    /// The next copy that the GPU has finished. A GPU that has failed has finished all.
+    /// The next copy that the GPU has finished. A failed GPU counts as having finished all copies.
     pub(crate) fn next_ended(&mut self) -> Option<(GpuCopy, Result<(), CudaError>)> {
         let result = match self.under_way.front()?.event.is_reached() {
             Ok(false) => return None,
@@ -162,8 +162,8 @@ impl GpuCopies {
         self.under_way.pop_front().map(|copy| (copy, result))
     }
 
-    /// The least number of drains before a copy with that peer that the GPU may still make; the
-    /// largest number where there is none.
+    /// The least [`GpuCopy::drains_before`] of all copies with that peer that the GPU may still
+    /// make; the largest number if there is no such copy.
     pub(crate) fn drains_before_first(&mut self, peer: Rank) -> u64 {
         if !self.settle() {
             return 0;
@@ -172,13 +172,13 @@ impl GpuCopies {
         copies.map(|copy| copy.drains_before).min().unwrap_or(u64::MAX)
     }
 
-    /// Whether copies may be under way of which no event tells the end.
+    /// Whether copies may be under way whose end no event reports.
     pub(crate) fn is_unsettled(&self) -> bool {
         !self.unmarked.is_empty() || self.settling.is_some()
     }
 
-    /// Sees to it that an event will tell the end of every copy; returns whether all that had none
-    /// have ended. A GPU that has failed has finished all.
+    /// Records an event for copies that have none. Returns whether all copies without an event of
+    /// their own have ended. A failed GPU counts as having finished all copies.
     fn settle(&mut self) -> bool {
         if let Some((event, _)) = &self.settling {
             if let Ok(false) = event.is_reached() {
@@ -215,7 +215,7 @@ impl Drop for GpuCopies {
         {
             std::mem::forget(self.settling.take());
         }
-        // No event tells when the GPU has finished these.
+        // No event reports when the GPU has finished these copies.
         std::mem::forget(std::mem::take(&mut self.unmarked));
     }
 }

@@ -2,8 +2,8 @@
 //! [`contract`].
 //!
 //! **Invariant:** a transfer under way is in exactly one of `large`, `waiting`, `copies` and
-//! `events` until its `Done` is returned; nothing of it is left when submit returned that it has
-//! ended.
+//! `events` until its `Done` is returned; none of them has a trace of a transfer that submit
+//! reported as ended.
 
 mod contract;
 
@@ -42,13 +42,14 @@ use crate::signals::Signal;
 
 pub(super) const FABRIC: &str = "shm";
 
-/// Transfers under way to one peer.
+/// Most transfers under way to one peer.
 const QUEUE_DEPTH: usize = 256;
 
 /// Longest transfer, in bytes.
 const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 
-/// Polls after which those are woken who may have been about to sleep when they were signalled.
+/// Number of polls after which peers are woken that may have been about to sleep when they were
+/// signalled.
 const DUE_POLLS: u32 = 4;
 
 /// How long the announcement of an existing region may be on its way.
@@ -91,9 +92,10 @@ pub struct ShmDevice {
     wake_source: Arc<WakePage>,
     info: DeviceInfo,
     peers: Vec<Peer>,
-    /// Peers that were signalled and may have been going to sleep: checked again after one fence.
+    /// Peers that were signalled and may have been about to sleep. They are checked again after one
+    /// fence.
     due: Vec<Rank>,
-    /// Polls since then.
+    /// Polls since the first of these signals.
     polls_due: u32,
     large: VecDeque<LargeCopy>,
     waiting: VecDeque<WaitingTransfer>,
@@ -104,9 +106,10 @@ pub struct ShmDevice {
     events: VecDeque<(Rank, Event)>,
     /// Peers whose drain marks wait for transfers of this rank to end.
     draining: Vec<Rank>,
-    /// The stream of one of them took no mark.
+    /// Whether the stream of one of these peers took no mark.
     has_unsent_marks: bool,
-    /// A peer is being severed or drained, or this rank leaves: one flag, so that a poll asks once.
+    /// Whether a peer is being severed or drained, or this rank leaves. It is one flag, so that a
+    /// poll checks once.
     has_rare_work: bool,
     is_armed: bool,
     is_leaving: bool,
@@ -115,13 +118,13 @@ pub struct ShmDevice {
 
 struct Peer {
     state: State,
-    /// Transfers that were submitted and whose end was not given to the caller.
+    /// Transfers that were submitted and whose end was not reported to the caller.
     under_way: usize,
-    /// Those of them that are too long or too early for submit to carry out.
+    /// The transfers under way that were too long, or too early, for submit to carry out.
     pending: usize,
     is_due: bool,
     has_sent_bye: bool,
-    /// The regions that `map` gave out, each once.
+    /// The regions that `map` has returned, each once.
     mapped: Vec<Weak<PeerRegion>>,
 }
 
@@ -146,28 +149,28 @@ struct Connected {
     /// The counts of the peer's signal slots.
     counts: Vec<u64>,
     regions: Vec<SlotState>,
-    /// With the stages [`OWN_MARK`] and [`PEER_MARK`].
+    /// The drains of the pair, with the stages [`OWN_MARK`] and [`PEER_MARK`].
     drains: Drains,
 }
 
-/// Of a transfer that waited for the announcement of its region.
+/// The data of a transfer that waited for the announcement of its region.
 struct Waited {
-    /// When it is refused.
+    /// When the transfer is refused.
     deadline: Nanos,
-    /// Drains of this rank before it.
+    /// The number of drains of this rank before the transfer.
     drains_before: u64,
 }
 
-/// The stage of a drain: this rank's transfers of before have ended, and the peer is told so.
+/// The stage of a drain: this rank's earlier transfers have ended, and the peer was told so.
 const OWN_MARK: usize = 0;
 
-/// The stage of a drain: the peer's transfers of before have ended.
+/// The stage of a drain: the peer's earlier transfers have ended.
 const PEER_MARK: usize = 1;
 
 /// The location of a remote slice.
 enum RemoteLocation<'a> {
     Mapped(NonNull<u8>, &'a Arc<PeerRegion>),
-    /// On a GPU: its import has the address.
+    /// The slice is on a GPU. The import of the region has the address.
     OnGpu(&'a Arc<PeerRegion>),
     /// The region exists, but is not announced yet.
     NotAnnounced,
@@ -186,12 +189,12 @@ impl ShmDevice {
         Self::of_incarnation(config, Incarnation::fresh())
     }
 
-    /// The streams of its control plane.
+    /// The streams of the control plane.
     pub(crate) fn streams(&self) -> Streams {
         self.control.streams()
     }
 
-    /// As [`ShmDevice::new`], for a device that is one with others.
+    /// As [`ShmDevice::new`], for a device that forms one device together with others.
     pub(crate) fn of_incarnation(config: DeviceConfig, incarnation: Incarnation) -> Result<Self, OpenError> {
         let DeviceConfig { rank, world_size, signal_slots, .. } = config;
         if rank >= world_size {
@@ -259,8 +262,8 @@ impl ShmDevice {
         self.peers.get(rank as usize)
     }
 
-    /// Raises a signal and wakes its target if that has slept for long; [`Self::wake_due`] wakes
-    /// the others.
+    /// Raises a signal, and wakes the target if it has slept for long. [`Self::wake_due`] wakes a
+    /// target that is just going to sleep.
     #[inline]
     fn raise_signal(&mut self, rank: Rank, signal: &Signal) {
         let peer = &mut self.peers[rank as usize];
@@ -276,8 +279,9 @@ impl ShmDevice {
         }
     }
 
-    /// As [`Self::wake_due`] after some polls: until then the signals' cache lines are on their way
-    /// to their targets, and the fence would wait for them for nothing if the answer comes first.
+    /// Calls [`Self::wake_due`] after some polls. Before, the cache lines of the signals are on
+    /// their way to their targets, and the fence would wait for them. This wait is in vain if the
+    /// answer comes first.
     fn wake_due_sometime(&mut self) {
         if self.due.is_empty() {
             return;
@@ -288,7 +292,8 @@ impl ShmDevice {
         }
     }
 
-    /// One fence for all signals since the last call; then no target sleeps over its signal.
+    /// Makes one fence for all signals since the last call, and wakes targets. After this no target
+    /// sleeps in spite of a signal.
     #[inline]
     fn wake_due(&mut self) {
         if self.due.is_empty() {
@@ -316,7 +321,7 @@ impl ShmDevice {
         self.events.push_back((peer, Event::Done { id, result }));
     }
 
-    /// Carries out a request whose remote slice was checked, or queues it for poll.
+    /// Carries out a request whose remote slice was checked, or queues the request for poll.
     fn start(
         &mut self,
         rank: Rank,
@@ -343,7 +348,7 @@ impl ShmDevice {
                 return self.start_on_gpu(rank, request, id, region, drains_before);
             }
             RemoteLocation::Mapped(address, region) => (address, region),
-            // It will not be announced to this rank.
+            // The region will not be announced to this rank.
             RemoteLocation::NotAnnounced if connected.is_for_others(request.remote().key) => {
                 self.refuse(rank, request.remote().key, id);
                 return Submitted::UnderWay;
@@ -361,7 +366,7 @@ impl ShmDevice {
             }
         };
         if matches!(request, TransferRequest::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
-            // Only a region that begins at an odd address gets here, see `submit`.
+            // This happens only for a region that begins at an unaligned address, see `submit`.
             self.refuse(rank, request.remote().key, id);
             return Submitted::UnderWay;
         }
@@ -376,8 +381,8 @@ impl ShmDevice {
                 (None, None)
             }
             TransferRequest::Put { src: Source::Inline(bytes), signal, .. } => {
-                // SAFETY: `place` found all of the slice mapped, and submit that both are of one
-                // length.
+                // SAFETY: `place` found all of the slice mapped, and submit checked that both ends
+                // have the same length.
                 unsafe { store(bytes.as_bytes(), address) };
                 (None, signal)
             }
@@ -394,8 +399,8 @@ impl ShmDevice {
                 self.large.push_back(LargeCopy { peer: rank, id, copy, done: 0, region, drains_before });
                 return Submitted::UnderWay;
             }
-            // SAFETY: `place` found all of the slice mapped, and submit that both are of one
-            // length.
+            // SAFETY: `place` found all of the slice mapped, and submit checked that both ends have
+            // the same length.
             unsafe { copy.run(0, len) };
             if is_get && !region.is_shared() {
                 self.refuse(rank, key, id);
@@ -408,7 +413,7 @@ impl ShmDevice {
         Submitted::Ended(value)
     }
 
-    /// As `start`, if either end is on a GPU; the copy ends later.
+    /// As `start`, for a request with an end on a GPU. The copy ends later.
     fn start_on_gpu(
         &mut self,
         peer: Rank,
@@ -449,7 +454,7 @@ impl ShmDevice {
         self.done(peer, id, Err(TransferError::Refused { peer, key }));
     }
 
-    /// Copies parts of large transfers, in turn.
+    /// Copies parts of large transfers, one transfer after the other.
     fn advance_large(&mut self) {
         let mut budget = POLL_BYTES;
         while budget > 0
@@ -464,8 +469,8 @@ impl ShmDevice {
                 continue;
             }
             let bytes = PIECE_BYTES.min(large.copy.len() - large.done);
-            // SAFETY: the range lies inside both ends, as it did when the transfer was started;
-            // `region` is held.
+            // SAFETY: the range lies inside both ends, which were checked when the transfer was
+            // started, and `region` is held.
             unsafe { large.copy.run(large.done, bytes) };
             large.done += bytes;
             budget = budget.saturating_sub(bytes);
@@ -506,8 +511,8 @@ impl ShmDevice {
 
     /// Takes over the changes that the watcher has published.
     fn take_changes(&mut self) {
-        // Acquire: pairs with the release in `publish`. Cleared first: a later change sets it
-        // again.
+        // Acquire: pairs with the release in `publish`. The flag is cleared first, because a later
+        // change sets it again.
         if !self.shared.has_changes.load(Ordering::Relaxed)
             || !self.shared.has_changes.swap(false, Ordering::Acquire)
         {
@@ -519,7 +524,8 @@ impl ShmDevice {
         {
             let mut peer_status = shared.peer_status();
             while let Some((rank, status)) = peer_status.next() {
-                // The watcher has not come to the connect of this generation, and will tell more.
+                // The watcher has not reached the connect of this generation yet, and will publish
+                // more changes.
                 if status.generation != self.control.generation(rank) {
                     continue;
                 }
@@ -548,14 +554,14 @@ impl ShmDevice {
                 }
             }
         }
-        // Unmapping may take long, so not under the lock.
+        // Unmapping may take long, so it is not done under the lock.
         drop(garbage);
         for (rank, end) in ended {
             self.ended(rank, end);
         }
     }
 
-    /// As [`Device::connect`](crate::device::Device::connect), in either way.
+    /// As [`Device::connect`](crate::device::Device::connect), for both kinds of pairs.
     fn start_connecting(&mut self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
         self.control.check(peer, kind)?;
         let state = &self.peers[peer as usize].state;
@@ -564,7 +570,7 @@ impl ShmDevice {
         if self.severing.contains(&peer) || (is_again && awaits_end(&mut events, peer)) {
             return Err(ConnectError::NotFree { peer });
         }
-        // Before the watcher can begin the generation, and send them.
+        // The signal slots are made before the watcher can begin the generation and send them.
         self.make_signal_slots(peer, is_again)
             .map_err(|refused| ConnectError::SignalSlots { peer, source: refused.into() })?;
         if is_again {
@@ -597,7 +603,8 @@ impl ShmDevice {
         let counts = vec![0; link.signal_slots.len()];
         let drains = Drains::default();
         peer.state = State::Connected(Box::new(Connected { link, counts, regions: Vec::new(), drains }));
-        // Room for all that can be under way, so that the data path does not allocate.
+        // There is room for all transfers that can be under way, so that the data path does not
+        // allocate.
         let links = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_))).count();
         let room = links * QUEUE_DEPTH;
         self.large.reserve(room.saturating_sub(self.large.len()));
@@ -643,14 +650,14 @@ impl ShmDevice {
         for id in failed {
             self.done(rank, id, Err(error.clone()));
         }
-        // A GPU cannot be stopped: these copies end when it has finished.
+        // A GPU cannot be stopped. These copies end when it has finished.
         self.copies.fail(rank, error);
         self.peers[rank as usize].pending = 0;
         let forgotten = self.shared.peer_status().forget(rank);
         drop((before, forgotten));
     }
 
-    /// Carries out what few polls have to.
+    /// Carries out work that few polls have.
     #[cold]
     fn advance_rare_work(&mut self, now: Nanos) {
         if !self.draining.is_empty() {
@@ -665,14 +672,14 @@ impl ShmDevice {
         self.has_rare_work = self.is_leaving || !self.severing.is_empty() || !self.draining.is_empty();
     }
 
-    /// Sends the drain marks of peers whose transfers of before have ended.
+    /// Sends the drain marks for peers to which all earlier transfers have ended.
     fn advance_drains(&mut self) {
         self.has_unsent_marks = false;
         let draining = std::mem::take(&mut self.draining);
         self.draining = draining.into_iter().filter(|&rank| !self.advance_drains_of(rank)).collect();
     }
 
-    /// Returns whether all marks for the peer are sent, or it is gone.
+    /// Sends the drain marks for a peer. Returns whether all marks are sent, or the peer is gone.
     fn advance_drains_of(&mut self, rank: Rank) -> bool {
         let first_under_way = self.drains_before_first(rank);
         let peer = &mut self.peers[rank as usize];
@@ -695,8 +702,8 @@ impl ShmDevice {
         drains.passed(OWN_MARK) == drains.begun()
     }
 
-    /// The least number of drains before a transfer to the peer that is under way; the most where
-    /// none is.
+    /// The least number of drains before a transfer to the peer that is under way; the largest
+    /// number if there is no such transfer.
     fn drains_before_first(&mut self, rank: Rank) -> u64 {
         let large = self.large.iter().filter(|large| large.peer == rank).map(|large| large.drains_before);
         let waiting = self.waiting.iter().filter(|waiting| waiting.peer == rank);
@@ -722,8 +729,8 @@ impl ShmDevice {
         }
     }
 
-    /// Sends a bye to each peer without pending transfers. Also to departed peers: they may still
-    /// serve others, and would take this rank as lost when its process ends.
+    /// Sends a bye to each peer without pending transfers, also to departed peers. These may still
+    /// serve other ranks, and would report this rank as lost when its process ends.
     fn send_byes(&mut self) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if !peer.has_sent_bye && peer.pending == 0 && peer.state.may_see_end() {
@@ -775,7 +782,7 @@ impl Connected {
     }
 
     fn locate(&self, slice: &RemoteSlice) -> RemoteLocation<'_> {
-        // The owner's own table, so that a dropped region is refused from that moment on.
+        // The owner's own table is read, so that a dropped region is refused at once.
         if !self.link.keys.holds(slice.key) {
             return RemoteLocation::Refused;
         }
@@ -791,15 +798,15 @@ impl Connected {
         }
     }
 
-    /// Whether the peer has registered the region for another rank than this one. Not in line with
-    /// the transfers to regions that were announced.
+    /// Whether the peer has registered the region for another rank than this one. Not inlined,
+    /// because transfers to announced regions do not need it.
     #[cold]
     #[inline(never)]
     fn is_for_others(&self, key: RegionKey) -> bool {
         !self.link.keys.is_for(key, self.link.own_rank)
     }
 
-    /// Drains of this rank before a transfer that is started now.
+    /// The number of drains of this rank before a transfer that is started now.
     fn drains_before(&self, waited: Option<&Waited>) -> u64 {
         waited.map_or(self.drains.begun(), |waited| waited.drains_before)
     }

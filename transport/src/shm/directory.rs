@@ -1,9 +1,10 @@
-//! This rank's regions, and the peers that they are announced to. Behind one mutex, never on the
-//! data path; nothing under it blocks.
+//! This rank's regions, and the peers to which they are announced. The directory is behind one
+//! mutex, which the data path never takes. Nothing blocks while the mutex is held.
 //!
-//! **Invariant:** every region that lives long enough is announced to every peer that it is for,
-//! before any message that is posted after its registration, and to no other peer. The queue of a
-//! peer is bounded: a slot is listed once however often it changes.
+//! **Invariant:** every region that lives long enough is announced to every peer for which it is
+//! registered, and to no other peer. The announcement comes before any message that is posted after
+//! the registration. The queue of a peer is bounded: a slot is listed once, however often it
+//! changes.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -24,11 +25,11 @@ use crate::region::RegionKey;
 pub(crate) struct Entry {
     pub(crate) key: RegionKey,
     pub(crate) memory: Arc<dyn Memory>,
-    /// The only peer that it is for.
+    /// The only peer for which the region is registered; `None`: all peers.
     only: Option<Rank>,
-    /// Detached from all peers.
+    /// Whether the region is detached from all peers.
     pub(crate) detached: bool,
-    /// Another process has the rank that it was for.
+    /// Whether another process now has the rank for which the region was registered.
     is_orphaned: bool,
 }
 
@@ -37,12 +38,12 @@ impl Entry {
         self.only.is_none_or(|only| only == peer)
     }
 
-    /// Whether the peer that has the rank now may know it.
+    /// Whether the region may be announced to the process that has this rank now.
     fn is_announced_to(&self, peer: Rank) -> bool {
         !self.detached && !self.is_orphaned && self.is_for(peer)
     }
 
-    /// Whether severing the peer takes the memory.
+    /// Whether severing the peer detaches the memory.
     fn is_taken_with(&self, peer: Rank) -> bool {
         !self.detached && self.is_for(peer) && self.memory.peers_may_write()
     }
@@ -57,11 +58,11 @@ struct ChangedSlots {
     is_listed: Vec<bool>,
 }
 
-/// See the module.
+/// The regions of this rank; see the module.
 pub(crate) struct Directory {
     entries: Vec<Option<Entry>>,
     free: Vec<u16>,
-    /// Released memory that peers may still have mapped, all or one.
+    /// Released memory that may still be mapped: by one peer, or by all peers (`None`).
     former: Vec<(Weak<dyn Memory>, Option<Rank>)>,
     peers: Vec<ChangedSlots>,
 }
@@ -94,8 +95,8 @@ impl Directory {
         self.free.push(slot);
     }
 
-    /// Enters the memory under this key, which names a reserved slot; lists it for all peers, or
-    /// for the only one that it is for.
+    /// Enters the memory under this key, which names a reserved slot. Lists the slot for all peers,
+    /// or for the only peer for which the memory is registered.
     pub(crate) fn insert(
         &mut self,
         memory: Arc<dyn Memory>,
@@ -110,7 +111,8 @@ impl Directory {
         self.list(slot, only);
     }
 
-    /// Revokes the key, and lists it for its peers. The caller drops the entry without the lock.
+    /// Revokes the key, and lists its slot for the peers of the region. The caller drops the entry
+    /// without the lock.
     pub(crate) fn remove(&mut self, key: RegionKey, keys: &KeyTable) -> Option<Entry> {
         let slot = super::link::slot_of(key);
         let place = self.entries.get_mut(usize::from(slot))?;
@@ -125,8 +127,8 @@ impl Directory {
         Some(entry)
     }
 
-    /// Revokes the keys of all memory that the peer may write; returns that memory, as the peer may
-    /// have it mapped.
+    /// Revokes the keys of all memory that the peer may write. Returns this memory, because the
+    /// peer may have mapped it.
     pub(crate) fn detach_from(&mut self, peer: Rank, keys: &KeyTable) -> Vec<Arc<dyn Memory>> {
         let mut memories = self.former_of(peer);
         self.former.retain(|(_, only)| only.is_some_and(|only| only != peer));
@@ -143,7 +145,7 @@ impl Directory {
         memories
     }
 
-    /// The keys that severing the peer revokes: also those of other regions of the same pages.
+    /// The keys that severing the peer revokes, also the keys of other regions of the same pages.
     pub(crate) fn taken_with(&self, peer: Rank) -> Vec<RegionKey> {
         let entries = || self.entries.iter().flatten();
         let mut memories = self.former_of(peer);
@@ -160,8 +162,8 @@ impl Directory {
         former.filter_map(|(memory, _)| memory.upgrade()).collect()
     }
 
-    /// Revokes the keys of the memory, if it is registered here: another device of this process
-    /// severs a peer.
+    /// Revokes the keys of the memory, if it is registered here. Called when another device of this
+    /// process severs a peer.
     pub(crate) fn detach(&mut self, memory: &Arc<dyn Memory>, keys: &KeyTable) {
         for slot in 0..self.entries.len() as u16 {
             let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
@@ -174,7 +176,7 @@ impl Directory {
         }
     }
 
-    /// Lists all its regions for a peer, which is connected now.
+    /// Lists all regions for a peer that is connected now.
     pub(crate) fn open(&mut self, peer: Rank) {
         self.peers[peer as usize].is_open = true;
         for slot in 0..self.entries.len() as u16 {
@@ -185,7 +187,8 @@ impl Directory {
         }
     }
 
-    /// Revokes the keys of memory for this peer alone: another process gets its rank.
+    /// Revokes the keys of memory that is registered for this peer alone. Called when another
+    /// process gets the peer's rank.
     pub(crate) fn orphan(&mut self, peer: Rank, keys: &KeyTable) {
         let of_peer = |entry: &&mut Entry| entry.only == Some(peer);
         for entry in self.entries.iter_mut().flatten().filter(of_peer) {
@@ -194,7 +197,7 @@ impl Directory {
         }
     }
 
-    /// Lists nothing more for a peer that is lost, severed or departed.
+    /// Stops listing slots for a peer that is lost, severed or departed.
     pub(crate) fn close(&mut self, peer: Rank) {
         self.peers[peer as usize] = ChangedSlots::default();
     }
@@ -214,7 +217,7 @@ impl Directory {
         let peer = &mut self.peers[rank as usize];
         while let Some(&slot) = peer.slots.front() {
             let entry = self.entries.get(usize::from(slot)).and_then(Option::as_ref);
-            // The slot may have a region for another peer by now.
+            // The slot may hold a region for another peer by now.
             let entry = entry.filter(|entry| entry.is_announced_to(rank));
             match entry.and_then(|entry| announce(slot, entry)) {
                 Some((message, file)) => send(&message.encode(), &[file])?,
@@ -226,7 +229,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Lists a slot for all peers, or for the only one that it is for.
+    /// Lists a slot for all peers, or for the only peer of its region.
     fn list(&mut self, slot: u16, only: Option<Rank>) {
         for (rank, peer) in (0..).zip(&mut self.peers).filter(|(_, peer)| peer.is_open) {
             if only.is_none_or(|only| only == rank) {
@@ -272,7 +275,7 @@ mod tests {
     use crate::memory::SharedMemory;
     use crate::shm::link::OwnMemory;
 
-    /// The messages and numbers of files that a peer is sent.
+    /// The messages that are sent to a peer, each with its number of files.
     fn sent_to(directory: &mut Directory, peer: Rank) -> Vec<(RegionMessage, usize)> {
         let mut sent = Vec::new();
         let mut send = |bytes: &[u8], files: &[BorrowedFd<'_>]| {
@@ -302,7 +305,7 @@ mod tests {
         let announcement = RegionMessage::Announce { slot, key: keys[1], offset: 0, len: 64 };
         assert_eq!(sent_to(&mut directory, 2), [(announcement, 1)]);
         assert_eq!(sent_to(&mut directory, 3), []);
-        // Also a peer that comes later.
+        // A peer that connects later gets them too.
         directory.close(3);
         directory.open(3);
         assert!(!directory.has_listed(3));

@@ -1,13 +1,13 @@
-//! Severing: this rank's memory is replaced, in place, by private copies, so that no peer's mapping
+//! Severing: private copies replace this rank's memory in place, so that no mapping of a peer
 //! reaches it.
 //!
-//! **A process that has ended maps nothing**, so severing it takes nothing from anybody: the kernel
-//! says so of the process at the other end of the stream ([`PeerProcess`]). Its forked children
-//! have no mapping that they could write ([`Mapping::withhold_from_children`]). A descriptor that
-//! may be another process's proves nothing.
+//! **A process that has ended maps nothing**, so severing it takes no memory from other peers. The
+//! kernel tells whether the process at the other end of the stream has ended ([`PeerProcess`]). Its
+//! forked children have no mapping that they could write ([`Mapping::withhold_from_children`]). A
+//! process descriptor that may belong to another process proves nothing.
 //!
 //! Lent memory stays as it is ([`Memory::peers_may_write`]): its file is sealed against writing, so
-//! through a mapping of it no peer changes a byte.
+//! no peer changes a byte through a mapping of it.
 //!
 //! No peer takes part, so it does not matter whether the peer runs, is stopped, or is continued
 //! later. Memory that the peer may have mapped is detached from all peers, because pages cannot be
@@ -15,28 +15,30 @@
 //! ([`register_for`](crate::device::Device::register_for)). A write makes a page private; `poll`
 //! does this part by part.
 //!
-//! **Memory stays bounded.** When a part is private its part of the file is emptied (a hole is
-//! punched), so that at most one part is stored twice. Only files that only devices map are emptied
-//! ([`Memory::may_empty_file`]). Peers that still map the file see zeros there. That is allowed for
-//! every peer:
+//! **Memory stays bounded.** When a part is private, its part of the file is emptied (a hole is
+//! punched), so that at most one part is stored twice. A file is emptied only if nobody but devices
+//! maps it ([`Memory::may_empty_file`]). Peers that still map the file see zeros there. That is
+//! allowed for every peer:
 //!
-//! * The severed peer may not write. Its writes go to new pages of the file, which nobody reads,
-//!   and which are charged to it.
-//! * Another peer may be reading in place, as a step of a run that its owner has given up. It must
-//!   not take zeros for data. So the owner revokes its keys *before* the first hole, and a reader
-//!   checks *after* reading whether the key still exists ([`Sharing`](crate::region::Sharing), like
-//!   a sequence lock). A reader that saw a zero of a hole sees the key revoked: in between the
-//!   kernel removed the page from its tables, which orders the two. Then the step does not
+//! * The severed peer may not write any more. If it does, its writes go to new pages of the file,
+//!   which nobody reads. These pages are charged to the peer.
+//! * Another peer may be reading in place, as a step of a run that the owner of the memory has
+//!   given up. This reader must not take zeros for data. So the owner revokes its keys *before* the
+//!   first hole, and a reader checks *after* reading whether the key still exists
+//!   ([`Sharing`](crate::region::Sharing), like a sequence lock). A reader that saw a zero of a
+//!   hole also sees that the key is revoked: between the two steps of the owner, the kernel removes
+//!   the page from the reader's tables, which orders them. Then the reader's step does not
 //!   complete, and the group's fault, which the owner has reported, ends the run. Gets are refused
-//!   likewise.
+//!   in the same way.
 //! * Writers need no check: their writes to an owner that has severed a peer are lost in any case.
 //! * Peers of other devices of this process, which registered the same memory: its keys are revoked
 //!   there too ([`page_detachment`]), because its pages are replaced for the whole process.
 //!
 //! **Time stays bounded.** A refusal of the system (no memory for a part, no mapping) is retried
-//! until [`REFUSAL_LIMIT`]. Then the fence is impossible, and the process is aborted: its memory
-//! may not be freed while a peer can write there. On a GPU there is another way: memory that cannot
-//! be copied is unmapped, its bytes are lost, and using it is an error ([`CudaMemory::detach`]).
+//! until [`REFUSAL_LIMIT`]. Then the fence is impossible, and the process is aborted, because its
+//! memory must not be freed while a peer can write there. On a GPU there is another way: memory
+//! that cannot be copied is unmapped. Then its bytes are lost, and its use is an error
+//! ([`CudaMemory::detach`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -70,7 +72,7 @@ enum FenceJob {
 #[derive(Default)]
 pub(crate) struct Fence {
     jobs: VecDeque<FenceJob>,
-    /// When the system first refused the first job.
+    /// When the system first refused the first remaining job.
     refused_since: Option<Nanos>,
 }
 
@@ -149,8 +151,8 @@ mod tests {
         file: File,
     }
 
-    // SAFETY: the bytes are those of `memory`, which is kept; nothing can replace their pages, as
-    // the file has none.
+    // SAFETY: the bytes are those of `memory`, which is kept. Nothing can replace their pages,
+    // because the file has none of them.
     unsafe impl Memory for Unmappable {
         fn base(&self) -> NonNull<u8> {
             self.memory.base()
@@ -189,7 +191,7 @@ mod tests {
     fn memory_that_only_devices_map_is_kept_once() {
         for is_given_away in [false, true] {
             let memory = SharedMemory::new(PIECE_BYTES * 5 / 2 + 100).unwrap();
-            // SAFETY: all of it is mapped, and nobody else touches it.
+            // SAFETY: all of the memory is mapped, and nobody else touches it.
             unsafe { memory.base().as_ptr().write_bytes(7, memory.len()) };
             if is_given_away {
                 let _ = memory.file();
@@ -197,7 +199,7 @@ mod tests {
             let before = blocks(&memory);
             let mut fence = Fence::default();
             fence.detach_own(memory.clone());
-            // Another device, or another region of the same memory.
+            // The fence of another device, or of another region of the same memory.
             let mut other = Fence::default();
             other.detach_own(memory.clone());
             for number in 0..3_u64 {

@@ -20,15 +20,15 @@ use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice, Sharing};
 use crate::signals::{SignalLine, Signals};
 
-/// Files that each end sends to the other: its process, the signal slots for the other, its wake
-/// source, its valid keys.
+/// Number of files that each end sends to the other end: its process descriptor, the signal slots
+/// for the other end, its wake source, its valid keys.
 const PAIR_FILES: usize = 4;
 
-/// Regions that a device has at most. A peer maps each of them, and Linux allows 65,530 mappings in
-/// a process by default (`vm.max_map_count`).
+/// Most regions of a device. A peer maps each of them, and Linux allows 65,530 mappings in a
+/// process by default (`vm.max_map_count`).
 pub(crate) const REGIONS_MAX: usize = 16_384;
 
-/// A key and the peer that it is for, for each slot.
+/// Length of the table of keys: for each slot, a key and the peer for which it is valid.
 const KEY_TABLE_BYTES: usize = REGIONS_MAX * (size_of::<u64>() + size_of::<u32>());
 const WAKE_PAGE_BYTES: usize = 64;
 const SIGNAL_SLOT_BYTES: usize = size_of::<SignalLine>();
@@ -45,7 +45,8 @@ impl WakePage {
         unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast::<u32>().add(1)) }
     }
 
-    /// For the owner. Stores only a changed value: peers read the cache line at each signal.
+    /// For the owner. Only a changed value is stored, because peers read the cache line at each
+    /// signal.
     pub(crate) fn publish_processor(&self, processor: u32) {
         let visit = processor.wrapping_add(1);
         if self.processor().load(Ordering::Relaxed) != visit {
@@ -53,7 +54,7 @@ impl WakePage {
         }
     }
 
-    /// The owner's last value.
+    /// The last processor that the owner has published.
     pub(crate) fn published_processor(&self) -> Option<u32> {
         self.processor().load(Ordering::Relaxed).checked_sub(1)
     }
@@ -67,8 +68,8 @@ impl AsRef<AtomicU32> for WakePage {
     }
 }
 
-/// The valid keys, written by their owner and readable by its peers: so a dropped region is refused
-/// at once.
+/// The table of valid keys. The owner writes it and its peers read it, so a dropped region is
+/// refused at once.
 ///
 /// The lower 16 bits of a key are its slot in the table.
 pub(crate) struct KeyTable(Mapping);
@@ -81,10 +82,11 @@ impl KeyTable {
         words.get(usize::from(slot))
     }
 
-    /// The peer that the key of a slot is for, plus one; zero: all. Relaxed, as the keys: a peer
-    /// learns of a key by a message, which orders both.
+    /// The peer for which the key of a slot is valid, plus one; zero: all peers. Relaxed, like the
+    /// keys: a peer learns of a key by a message, which orders both accesses.
     fn only(&self, slot: u16) -> Option<&AtomicU32> {
-        // SAFETY: as many aligned words follow the keys, and are only ever accessed atomically.
+        // SAFETY: `REGIONS_MAX` further aligned words follow the keys, and are only ever accessed
+        // atomically.
         let words = unsafe {
             let first = self.0.base().as_ptr().cast::<AtomicU64>().add(REGIONS_MAX);
             slice::from_raw_parts(first.cast::<AtomicU32>(), REGIONS_MAX)
@@ -92,7 +94,7 @@ impl KeyTable {
         words.get(usize::from(slot))
     }
 
-    /// Whether a valid key is for this peer of the owner.
+    /// Whether a key is valid for this peer of the owner.
     pub(crate) fn is_for(&self, key: RegionKey, peer: Rank) -> bool {
         let only = self.only(slot_of(key)).map_or(0, |word| word.load(Ordering::Relaxed));
         only == 0 || only - 1 == peer
@@ -104,14 +106,14 @@ impl KeyTable {
             && self.slot(slot_of(key)).is_some_and(|word| word.load(Ordering::Relaxed) == key.0)
     }
 
-    /// For the owner: from now on no key is valid in the slot.
+    /// For the owner: empties the slot. No key is valid in it from now on.
     pub(crate) fn clear(&self, slot: u16) {
         if let Some(word) = self.slot(slot) {
             word.store(RegionKey::NONE.0, Ordering::Relaxed);
         }
     }
 
-    /// For the owner: from now on this key is valid in its slot, for one peer or for all.
+    /// For the owner: makes this key valid in its slot, for one peer or for all peers.
     pub(crate) fn store(&self, key: RegionKey, only: Option<Rank>) {
         if let (Some(word), Some(peer)) = (self.slot(slot_of(key)), self.only(slot_of(key))) {
             peer.store(only.map_or(0, |peer| peer + 1), Ordering::Relaxed);
@@ -152,7 +154,8 @@ impl OwnMemory {
     }
 }
 
-/// The file is sealed against writing only after it was mapped for writing here.
+/// Makes the file of a table of keys. The file is sealed against writing only after it was mapped
+/// for writing here.
 fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
     let file = unsealed_file("pleach-keys", KEY_TABLE_BYTES)?;
     let mapping = Mapping::new(file.as_fd(), 0, KEY_TABLE_BYTES, Access::ReadWrite)?;
@@ -160,13 +163,13 @@ fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
     Ok((file, mapping))
 }
 
-/// The signal slots that this rank keeps for one peer: in a file of their own, so that one peer can
-/// be detached alone.
+/// The signal slots that this rank keeps for one peer. They are in a file of their own, so that a
+/// single peer can be detached.
 pub(crate) struct OwnSignals {
     pub(crate) signal_slots: Signals,
-    /// Absent when the system refused the memory or the file; then the peer cannot be connected.
+    /// The mapping, or the system's error. After an error the peer cannot be connected.
     shared: Result<Arc<Mapping>, Errno>,
-    /// Until the peer has it.
+    /// The file, until the peer has it.
     file: Mutex<Option<Arc<OwnedFd>>>,
 }
 
@@ -186,13 +189,13 @@ impl OwnSignals {
         let file = sealed_file("pleach-signals", bytes, SealFlags::empty())?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), 0, bytes, Access::ReadWrite)?);
         prefer_own_node(mapping.base(), bytes);
-        // SAFETY: a page-aligned mapping of `len` zeroed lines, kept by `mapping`, used for nothing
-        // else.
+        // SAFETY: the mapping is page-aligned, has `len` zeroed lines, is kept by `mapping`, and
+        // serves no other purpose.
         let signal_slots = unsafe { Signals::from_raw(mapping.base().cast(), len, mapping.clone()) };
         Ok(Self { signal_slots, shared: Ok(mapping), file: Mutex::new(Some(Arc::new(file))) })
     }
 
-    /// Why the peer cannot signal these signal slots, if so.
+    /// The error because of which the peer cannot signal these signal slots, if there was one.
     pub(crate) fn failure(&self) -> Option<Errno> {
         self.shared.as_ref().err().copied()
     }
@@ -207,7 +210,7 @@ impl OwnSignals {
         *lock(&self.file) = None;
     }
 
-    /// The memory of the signal slots, if the peer can map it.
+    /// The mapping of the signal slots, if the peer can map them too.
     pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.shared.as_ref().ok()
     }
@@ -215,7 +218,7 @@ impl OwnSignals {
 
 /// A peer's signal slots (for this rank's signals), wake source and valid keys.
 pub(crate) struct PeerMemory {
-    /// This rank in the world of the peer, as the peer's table of keys has it.
+    /// The number of this rank in the world of the peer, which the peer's table of keys uses.
     pub(crate) own_rank: Rank,
     pub(crate) signal_slots: Signals,
     pub(crate) wake_source: WakePage,
@@ -223,12 +226,13 @@ pub(crate) struct PeerMemory {
 }
 
 impl PeerMemory {
-    /// Checks and maps the files of a peer, for which this rank is `own_rank`. `signal_slots` is
-    /// the number that it claims. Returns the process too.
+    /// Checks and maps the files of a peer, for which this rank has the number `own_rank`.
+    /// `signal_slots` is the number of slots that the peer claims. Returns the process descriptor
+    /// too.
     ///
     /// # Errors
     ///
-    /// The files are not as they must be, or this process cannot map them.
+    /// The files are not safe to map, or this process cannot map them.
     pub(crate) fn from_files(
         files: Vec<OwnedFd>,
         signal_slots: u32,
@@ -248,7 +252,8 @@ impl PeerMemory {
             Mapping::new(file.as_fd(), 0, bytes, access).map_err(|error| LossCause::Unmapped(error.kind()))
         };
         let lines = Arc::new(map(&signal_slots_file, len.max(1) * SIGNAL_SLOT_BYTES, Access::ReadWrite)?);
-        // SAFETY: checked to hold `len` lines, whose every content is a valid one; kept by `lines`.
+        // SAFETY: the mapping was checked to hold `len` lines and is kept by `lines`. All contents
+        // of a line are valid.
         let signal_slots = unsafe { Signals::from_raw(lines.base().cast(), len, lines.clone()) };
         let wake_source = WakePage(map(&wake_file, WAKE_PAGE_BYTES, Access::ReadWrite)?);
         let keys = Arc::new(KeyTable(map(&keys_file, KEY_TABLE_BYTES, Access::Read)?));
@@ -259,7 +264,8 @@ impl PeerMemory {
 /// Most signal slots for a peer.
 pub(crate) const SIGNAL_SLOTS_MAX: usize = 65_536;
 
-/// Whether the file is a process descriptor: other kinds may never become readable, or block.
+/// Whether the file is a process descriptor. Files of other kinds may never become readable, or may
+/// block.
 fn is_process(file: &OwnedFd) -> bool {
     // SAFETY: signal 0 only checks; the call has no pointers except an optional one, which is null.
     let result = unsafe {
@@ -271,7 +277,8 @@ fn is_process(file: &OwnedFd) -> bool {
             0,
         )
     };
-    // Already ended, or of another process namespace: a process all the same.
+    // The process may have ended, or may be in another process namespace. The file is a process
+    // descriptor in these cases too.
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
 }
 
@@ -284,27 +291,28 @@ pub(crate) struct GpuFile {
 
 struct GpuRegion {
     file: GpuFile,
-    /// The result of the import at the first use, and the GPU that uses it.
+    /// The result of the import at the first use, with the GPU that uses the region.
     imported: OnceLock<Result<(ImportedMemory, Arc<Gpu>), CudaError>>,
 }
 
-/// A peer's region, mapped here.
+/// A region of a peer that is mapped here.
 pub(crate) struct PeerRegion {
     pub(crate) key: RegionKey,
     len: u64,
-    /// This rank's rights.
+    /// The access rights of this rank.
     access: Access,
     base: NonNull<u8>,
-    /// Absent for an empty region, and for one on a GPU.
+    /// Absent for an empty region and for a region on a GPU.
     mapping: Option<Mapping>,
     gpu: Option<GpuRegion>,
-    /// The owner's table, once the device has the region.
+    /// The owner's table of keys, set when the device has the region.
     keys: OnceLock<Arc<KeyTable>>,
-    /// Relaxed: only the device uses it, and it has one owner.
+    /// Whether the device has given out the address. Relaxed: only the device uses the flag, and
+    /// the device has one owner.
     was_given_out: AtomicBool,
 }
 
-// SAFETY: an address inside a mapping or an import that the value owns; its bytes are touched
+// SAFETY: the address lies inside a mapping or an import that the value owns. Its bytes are touched
 // through raw pointers only.
 unsafe impl Send for PeerRegion {}
 // SAFETY: as above.
@@ -324,7 +332,8 @@ impl PeerRegion {
         let bytes = usize::try_from(bytes).map_err(|_| too_long())?;
         let mut mapping = Mapping::new(file.as_fd(), first, bytes, access)?;
         if access == Access::ReadWrite {
-            // The owner takes nothing back from a process that has ended, see `fence`.
+            // The owner does not fence a process that has ended (see `fence`), so no child may keep
+            // the mapping.
             mapping.withhold_from_children()?;
         }
         // SAFETY: `offset` lies in the first of the mapped pages.
@@ -346,32 +355,35 @@ impl PeerRegion {
         self.access == Access::ReadWrite
     }
 
-    /// Sets the owner's table, which shows the region's end.
+    /// Sets the owner's table of keys, which shows when the region has ended.
     pub(crate) fn set_key_table(&self, keys: &Arc<KeyTable>) {
         let _ = self.keys.set(keys.clone());
     }
 
-    /// Whether it is on a GPU: then [`PeerRegion::locate`] needs [`PeerRegion::import`] first.
+    /// Whether the region is on a GPU. Then [`PeerRegion::import`] must be called before
+    /// [`PeerRegion::locate`].
     pub(crate) fn is_on_gpu(&self) -> bool {
         self.gpu.is_some()
     }
 
-    /// Imports a region on a GPU for kernels and copies of `reader`, or of the GPU that it is on,
-    /// at the first call.
+    /// Imports a region on a GPU, at the first call, for kernels and copies of `reader` or else of
+    /// the GPU of the region.
     pub(crate) fn import(&self, reader: Option<&Arc<Gpu>>) -> Result<Arc<Gpu>, CudaError> {
         let Some(GpuRegion { file: GpuFile { file, bytes, gpu }, imported }) = &self.gpu else {
             return reader.cloned().map_or_else(|| Gpu::open(0), Ok);
         };
         let import = || {
             let reader = reader.map_or_else(|| Gpu::open(Gpu::find(*gpu)?), |reader| Ok(reader.clone()))?;
-            // Longer than the address space: the driver has no such allocation either.
+            // A length above the address space does not fit. The driver has no such allocation
+            // either.
             let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX);
             ImportedMemory::new(&reader, *gpu, file.as_fd(), bytes).map(|imported| (imported, reader))
         };
         imported.get_or_init(import).as_ref().map(|(_, reader)| reader.clone()).map_err(CudaError::clone)
     }
 
-    /// Whether the device gives out this region's address for the first time.
+    /// Notes that the device gives out this region's address. Returns whether this is the first
+    /// time.
     pub(crate) fn is_given_out_first(&self) -> bool {
         !self.was_given_out.swap(true, Ordering::Relaxed)
     }
@@ -392,7 +404,8 @@ impl PeerRegion {
         (end <= self.len).then(|| unsafe { base.add(slice.offset as usize) })
     }
 
-    /// Keeps the bytes and the addresses; later writes do not reach the peer.
+    /// Detaches the region from the peer. Its bytes and addresses stay, but later writes do not
+    /// reach the peer.
     pub(crate) fn detach(&self) -> io::Result<()> {
         if let Some(Ok((imported, _))) = self.gpu.as_ref().and_then(|region| region.imported.get()) {
             return imported.detach().map_err(io::Error::other);
@@ -403,17 +416,18 @@ impl PeerRegion {
 
 impl Sharing for PeerRegion {
     fn is_shared(&self) -> bool {
-        // Partner: the fence in `mapping::empty`. All bytes read before are the owner's if the key
-        // is valid after it.
+        // Partner: the fence in `mapping::empty`. If the key is valid after this fence, all bytes
+        // that were read before it are the owner's.
         fence(Ordering::Acquire);
         self.keys.get().is_some_and(|keys| keys.holds(self.key))
     }
 }
 
-/// The signal slots for each peer, made at the first use: a world may be much larger than a host.
+/// The signal slots for each peer. They are made at the first use, because a world may be much
+/// larger than a host.
 ///
-/// Each generation of a pair has its own. The device is ahead of the watcher, which may still send
-/// those of an earlier one.
+/// Each generation of a pair has signal slots of its own. The device is ahead of the watcher, which
+/// may still send the signal slots of an earlier generation.
 pub(crate) struct SignalSlotTable {
     each: usize,
     peers: Vec<Mutex<Generations>>,
@@ -421,9 +435,9 @@ pub(crate) struct SignalSlotTable {
 
 #[derive(Default)]
 struct Generations {
-    /// The signal slots of each generation that may be asked for, the newest last.
+    /// The signal slots of each generation that may be requested, the newest generation last.
     slots: Vec<(u32, Arc<OwnSignals>)>,
-    /// Those of former ones that somebody may still read.
+    /// The mappings of former generations that may still be in use.
     former: Vec<Weak<Mapping>>,
 }
 
@@ -443,14 +457,14 @@ impl SignalSlotTable {
         first
     }
 
-    /// The signal slots of a generation that was not forgotten.
+    /// The signal slots of a generation, if it was not forgotten.
     pub(crate) fn of_generation(&self, peer: Rank, generation: u32) -> Option<Arc<OwnSignals>> {
         let generations = lock(&self.peers[peer as usize]);
         let own = generations.slots.iter().find(|(number, _)| *number == generation);
         own.map(|(_, own)| Arc::clone(own))
     }
 
-    /// Makes signal slots for a new generation, or says why the system refuses them.
+    /// Makes signal slots for a new generation, or returns the system's error.
     pub(crate) fn renew(&self, peer: Rank, generation: u32) -> Result<(), Errno> {
         let own = Arc::new(OwnSignals::new(self.each));
         if let Some(refused) = own.failure() {

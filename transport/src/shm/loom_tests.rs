@@ -1,5 +1,5 @@
-//! All interleavings of senders that signal and an owner that sleeps: no wake-up is lost, and bytes
-//! are visible with their signal.
+//! Tests of all interleavings of senders that signal and an owner that sleeps. No wake-up is lost,
+//! and bytes are visible with their signal.
 //!
 //! The models contain two parts of the driver: [`sleep::unless_ready`] and the wake word. They
 //! contain neither the driver's checks between arming and waiting (a poll of the engine, requests
@@ -27,7 +27,8 @@ struct Futex {
 impl Futex {
     fn wait(&self, word: &AtomicU32, seen: u32) {
         let mut queue = self.queue.lock().unwrap();
-        // No spurious wake-up: a lost wake-up is a sleep for ever, which loom reports.
+        // The model has no spurious wake-ups. So a lost wake-up is an endless sleep, which loom
+        // reports.
         while word.load(Ordering::SeqCst) == seen {
             queue = self.woken.wait(queue).unwrap();
         }
@@ -80,7 +81,7 @@ impl Host {
         (0..signal_slots).all(|signal_slot| self.signal_slots.count(signal_slot) == 1)
     }
 
-    /// As the device and its caller do it.
+    /// Sleeps as the device and its caller do.
     fn sleep_until_all(&self, signal_slots: u16) {
         self.sleep_until_all_by(signal_slots, |host| host.has(signal_slots));
     }
@@ -137,7 +138,7 @@ fn loom_signals_looked_at_again_after_one_fence_wake_their_target() {
             thread::spawn(move || {
                 host.put(0);
                 host.wake_if(wake_word::must_wake(&host.word));
-                // As `wake_due` does in the next poll.
+                // `wake_due` does the same in the next poll.
                 fence(Ordering::SeqCst);
                 host.wake_if(wake_word::must_wake(&host.word));
             })

@@ -1,7 +1,8 @@
-//! Mapped files: this process's own, sealed when made, and peers', checked before use.
+//! Mapped files. This process seals its own files when it makes them, and checks files of peers
+//! before it uses them.
 //!
-//! **Invariant:** no mapping reaches beyond the end of its file, now or later: sizes are checked
-//! and sealed before anything is mapped. So a hostile peer can write nonsense but cannot kill this
+//! **Invariant:** no mapping ever reaches beyond the end of its file, because sizes are checked and
+//! sealed before anything is mapped. So a hostile peer can write wrong bytes but cannot kill this
 //! process.
 
 use std::ffi::c_void;
@@ -22,8 +23,8 @@ use crate::fork::Process;
 use crate::memory::{SEALS_FIXED_SIZE, prefer_huge_pages};
 use crate::primitive::{AtomicU64, Ordering, fence};
 
-/// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused because they can run out under a
-/// mapping.
+/// `TMPFS_MAGIC`: the file system of memfds with ordinary pages. Files with huge pages are refused,
+/// because the system can run out of huge pages while a file is mapped.
 const FILE_SYSTEM_TMPFS: i64 = 0x0102_1994;
 
 /// The access rights of a mapping.
@@ -34,8 +35,8 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// The rights that a file of a peer gives. The file itself is asked: it can be mapped for
-    /// writing unless it is sealed against that, whatever its owner says.
+    /// The access rights that a file of a peer gives. The seals of the file decide, whatever its
+    /// owner says: a file can be mapped for writing unless it is sealed against writing.
     pub(crate) fn of_file(file: BorrowedFd<'_>) -> io::Result<Self> {
         let is_sealed = fcntl_get_seals(file)?.contains(SealFlags::FUTURE_WRITE);
         Ok(if is_sealed { Self::Read } else { Self::ReadWrite })
@@ -55,12 +56,12 @@ pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
     access: Access,
-    /// The only process that has it, if forked children have not.
+    /// The only process that has the mapping, if forked children do not have it.
     only_in: Option<Process>,
 }
 
-// SAFETY: an address range of this process, owned; its bytes are touched through raw pointers and
-// atomics only.
+// SAFETY: the value owns an address range of this process. Its bytes are touched through raw
+// pointers and atomics only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -71,15 +72,15 @@ impl Drop for Mapping {
             // The child may have mapped other memory there.
             return;
         }
-        // SAFETY: mapped in `new` or `over` with this length; owners of pointers into it hold the
-        // mapping.
+        // SAFETY: the range was mapped in `new` or `over` with this length. Owners of pointers into
+        // it hold the mapping.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
 impl Mapping {
-    /// Maps `bytes` of the file from `offset` on, both multiples of a page or the end of the file,
-    /// which must be sealed and long enough ([`check`]).
+    /// Maps `bytes` bytes of the file from `offset` on. Both are multiples of a page, or `bytes`
+    /// reaches to the end of the file. The file must be sealed and long enough ([`check`]).
     pub(crate) fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
         let protection = access.protection();
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
@@ -92,13 +93,14 @@ impl Mapping {
     /// Keeps the mapping from forked children of this process, so that it ends with the process.
     pub(crate) fn withhold_from_children(&mut self) -> io::Result<()> {
         let process = Process::current();
-        // SAFETY: whole pages of this mapping; the advice changes nothing in this process.
+        // SAFETY: the range is whole pages of this mapping, and the advice changes nothing in this
+        // process.
         unsafe { madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontFork)? };
         self.only_in = Some(process);
         Ok(())
     }
 
-    /// Whether this is a forked child that has not got the mapping.
+    /// Whether this process is a forked child without the mapping.
     fn is_of_parent(&self) -> bool {
         self.only_in.is_some_and(|process| !process.is_current())
     }
@@ -128,8 +130,8 @@ impl Mapping {
             copy
         };
         if self.access == Access::Read {
-            // SAFETY: the copy, which nobody else knows. If it stays writable, nobody is given a
-            // way to write there all the same.
+            // SAFETY: the range is the copy, which nobody else knows. If it stays writable, still
+            // nobody gets a pointer to write there.
             let _ = unsafe { mprotect(copy, self.bytes, MprotectFlags::READ) };
         }
         // SAFETY: both ranges are whole mappings of ours; the move replaces the target in one step,
@@ -144,7 +146,7 @@ impl Mapping {
             )
         };
         if let Err(errno) = moved {
-            // SAFETY: mapped above and not moved.
+            // SAFETY: the copy was mapped above and was not moved.
             let _ = unsafe { munmap(copy, self.bytes) };
             return Err(errno.into());
         }
@@ -177,14 +179,14 @@ pub(crate) fn pages_around(start: u64, len: u64) -> Option<(u64, u64)> {
     Some((first, end - first))
 }
 
-/// Makes `bytes` of this process's memory at `base`, a shared mapping of the file from `offset` on,
-/// a private mapping of the same bytes. Pages become copies when they are touched ([`touch`]);
-/// until then a peer's writes are visible.
+/// Makes memory of this process private. `bytes` bytes at `base` are a shared mapping of the file
+/// from `offset` on, and become a private mapping of the same bytes. Pages become copies when they
+/// are touched ([`touch`]); until then a peer's writes are visible.
 ///
 /// # Safety
 ///
-/// The range is whole pages that map this file at this offset, and may be replaced so (see
-/// [`crate::Memory`]).
+/// The range is whole pages that map this file at this offset and that may be replaced in this way
+/// (see [`crate::Memory`]).
 pub(crate) unsafe fn make_private(
     base: NonNull<u8>,
     bytes: usize,
@@ -199,7 +201,8 @@ pub(crate) unsafe fn make_private(
             base.as_ptr().cast(),
             bytes,
             ProtFlags::READ | ProtFlags::WRITE,
-            // Without accounting: the file frees what becomes private, see `fence`.
+            // No memory is reserved for the copies, because the file frees its pages as they become
+            // private; see `fence`.
             MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
             file.as_fd(),
             offset,
@@ -209,7 +212,7 @@ pub(crate) unsafe fn make_private(
 }
 
 /// Gives every page of a private mapping its own copy, without changing a byte or losing concurrent
-/// writes of other threads. After an interruption it may be repeated.
+/// writes of other threads. The call may be repeated after an interruption.
 ///
 /// # Safety
 ///
@@ -217,27 +220,28 @@ pub(crate) unsafe fn make_private(
 ///
 /// # Errors
 ///
-/// The system has no memory for the copies; some pages may have theirs.
+/// The system has no memory for the copies. Some pages may have their copies.
 pub(crate) unsafe fn touch(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     // SAFETY: populating writes nothing; it has the effect of a write to each page.
     match unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) => return Ok(()),
-        // The answer of kernels before 5.14, which do not know the advice.
+        // Kernels before 5.14 do not know the advice and return this error.
         Err(Errno::INVAL) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // On such kernels: an addition of zero is a write for the memory manager only.
+    // On such kernels zero is added to a word of each page, which is a write for the memory manager
+    // only.
     for offset in (0..bytes).step_by(page_size()) {
-        // SAFETY: inside the range, aligned to a page; other threads' accesses to these bytes are
-        // not torn or lost as the addition is atomic.
+        // SAFETY: the word is inside the range and aligned to a page. The addition is atomic, so
+        // accesses of other threads to these bytes are not torn or lost.
         unsafe { AtomicU64::from_ptr(base.as_ptr().add(offset).cast()) }.fetch_add(0, Ordering::Relaxed);
     }
     Ok(())
 }
 
-/// Removes the pages of a part of the file from all shared mappings; they read zeros there from now
-/// on. Private copies stay. A process that reads such a zero sees all earlier stores of the owner,
-/// as into its table of keys.
+/// Removes the pages of a part of the file from all shared mappings, which read zeros there from
+/// now on. Private copies stay. A process that reads such a zero sees all earlier stores of the
+/// owner, for example into its table of keys.
 pub(crate) fn empty(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<()> {
     // Partner: the fence in `PeerRegion::is_shared`. Between the two the kernel removes the page
     // from the reader's tables.

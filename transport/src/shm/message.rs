@@ -1,5 +1,5 @@
-//! The messages of `shm` itself, beside those of its users: a rank's regions for its peers, and
-//! drain marks. The [control plane](crate::control) carries them with the files of the regions.
+//! The messages of `shm` itself: a rank's regions for its peers, and drain marks. The [control
+//! plane](crate::control) carries them with the files of the regions, beside the messages of users.
 
 use crate::cuda::GpuId;
 use crate::device::ProtocolViolation;
@@ -9,15 +9,15 @@ use crate::wire::{Reader, Writer};
 /// A message about one slot of the sender's table of regions, or a drain mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionMessage {
-    /// With the region's file: `len` bytes of it from `offset` on.
+    /// A region is announced with its file: `len` bytes of the file from `offset` on.
     Announce {
         slot: u16,
         key: RegionKey,
         offset: u64,
         len: u64,
     },
-    /// With the descriptor of a GPU allocation of `bytes` bytes: the region is its first `len`
-    /// bytes.
+    /// A region on a GPU is announced with the descriptor of an allocation of `bytes` bytes. The
+    /// region is the first `len` bytes of the allocation.
     AnnounceGpu {
         slot: u16,
         key: RegionKey,
@@ -28,7 +28,7 @@ pub(crate) enum RegionMessage {
     Revoke {
         slot: u16,
     },
-    /// All that the sender had submitted before its next drain has ended.
+    /// All transfers that the sender submitted before its next drain have ended.
     DrainMark,
 }
 

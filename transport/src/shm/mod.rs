@@ -1,13 +1,13 @@
-//! `shm`: ranks of one host, through memory that each maps of the other.
+//! `shm`: ranks of one host, which map each other's memory.
 //!
 //! A region is a sealed memfd that every peer maps when it is announced. A transfer is a copy by
 //! its submitter's processor. A signal is a store by the submitter into the target's signal slot
 //! and, only if the target sleeps, a futex wake (`raise_signal` in `device.rs`). So the data path
 //! is a few cache lines: no syscall, no lock, no allocation, and the target does nothing.
 //!
-//! The [control plane](crate::control) stands on abstract Unix sockets, so no names can be left
-//! behind. It sends files after both ends have proved the secret, and watches the peers' processes.
-//! Its watcher thread publishes changes to the [`ShmDevice`] in a [table](peer_status), which the
+//! The [control plane](crate::control) uses abstract Unix sockets, so no names can be left behind.
+//! It sends files after both ends have proved the secret, and watches the peers' processes. Its
+//! watcher thread publishes changes to the [`ShmDevice`] in a [table](peer_status), which the
 //! poller reads when one flag is set.
 //!
 //! A region on a GPU is an allocation whose descriptor is sent like a memfd; a peer's driver

@@ -1,4 +1,5 @@
-//! Memory of this process whose pages are or become private, for any of its devices.
+//! Memory of this process whose pages are private or become private, for all devices of the
+//! process.
 //!
 //! **Invariant:** the pages of a memory are replaced once. A second time would lose their bytes,
 //! because the file behind them may be empty by then. So devices that detach the same pages share
@@ -14,14 +15,14 @@ use super::shared::Shared;
 use crate::memory::Memory;
 use crate::mutex::lock;
 
-/// Bytes made private at once; about 2 ms.
+/// Bytes that are made private at once; this takes about 2 ms.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// Pages that become private.
 struct Detachment {
     /// Address of the first page, and the length of all.
     pages: (u64, u64),
-    /// Of those bytes, how many are private.
+    /// The number of these bytes that are private.
     private_bytes: Mutex<u64>,
 }
 
@@ -39,15 +40,15 @@ static DETACHED: Mutex<Vec<Detached>> = Mutex::new(Vec::new());
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Registers this device to learn which memory other devices detach.
+/// Registers this device, which then learns which memory other devices detach.
 pub(super) fn register_device(device: &Arc<Shared>) {
     let mut devices = lock(&DEVICES);
     devices.retain(|other| other.strong_count() > 0);
     devices.push(Arc::downgrade(device));
 }
 
-/// Takes the memory's keys from the peers of all devices of this process, and returns the pages to
-/// make private.
+/// Revokes the keys of the memory in all devices of this process, and returns the pages to make
+/// private.
 pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
     let parts = pending_pages(memory);
     let devices: Vec<_> = {
@@ -88,7 +89,7 @@ fn pending_pages(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
 }
 
 impl PendingPages {
-    /// Makes a part of its pages private; returns whether all are.
+    /// Makes a part of the pages private. Returns whether all pages are private.
     pub(super) fn advance(&self) -> io::Result<bool> {
         let mut private_bytes = lock(&self.detachment.private_bytes);
         let (first, bytes) = self.detachment.pages;
@@ -102,18 +103,19 @@ impl PendingPages {
         // Registered memory has the same offset in its pages as in the file's, see
         // `ShmDevice::register`.
         let piece_offset = (offset + at).wrapping_sub(start);
-        // SAFETY: within the pages around the memory, all of which are mapped.
+        // SAFETY: the offset is within the pages around the memory, all of which are mapped.
         let piece_base: NonNull<u8> = unsafe { self.memory.base().offset(at.wrapping_sub(start) as isize) };
-        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced.
-        // They are not replaced yet, because the lock is held and they are beyond the private ones.
+        // SAFETY: by the memory's contract, these whole pages map this file here and may be
+        // replaced. They are not replaced yet, because the lock is held and they are beyond the
+        // private pages.
         unsafe {
             make_private(piece_base, piece as usize, file, piece_offset)?;
             touch(piece_base, piece as usize)?;
         }
         *private_bytes += piece;
         if self.memory.may_empty_file() {
-            // If the file cannot be emptied the bytes are stored twice, and the fence holds all the
-            // same.
+            // If the file cannot be emptied, the bytes are stored twice. The fence holds in this
+            // case too.
             let _ = empty(file, piece_offset, piece as usize);
         }
         Ok(*private_bytes == bytes)
@@ -136,7 +138,7 @@ fn overlap((start, bytes): (u64, u64), (other, other_bytes): (u64, u64)) -> bool
     start < other + other_bytes && other < start + bytes
 }
 
-/// The pages around a memory: address of the first, and their bytes.
+/// The pages around a memory: the address of the first page, and the length of all pages.
 fn pages_of(memory: &Arc<dyn Memory>) -> (u64, u64) {
     pages_around(memory.base().as_ptr() as u64, memory.len() as u64).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! The status of peers as the watcher sees it, for the polling thread: a table, and one flag that
-//! tells of changes.
+//! The status of peers as the watcher sees it, for the polling thread. It is a table, with one flag
+//! that announces changes.
 //!
-//! The table has a fixed size (a link, an end and a region a slot for each peer), so a peer that
-//! sends much while nobody polls fills nothing.
+//! The table has a fixed size: for each peer a link, an end, and one region for each slot. So a
+//! peer that sends much while nobody polls fills no queue.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::Rank;
 use crate::device::{Incarnation, LossCause};
 use crate::region::RegionKey;
 
-/// Bytes of one peer's regions that are mapped at most: an address space of 128 TiB holds 64 such
-/// peers.
+/// Most bytes of one peer's regions that are mapped. An address space of 128 TiB holds the regions
+/// of 64 such peers.
 const MAPPED_BYTES_MAX: u64 = 1 << 40;
 
 /// How a connection ended.
@@ -31,7 +31,7 @@ pub(crate) enum ConnectionEnd {
 pub(crate) enum SlotState {
     Empty,
     Mapped(Arc<PeerRegion>),
-    /// Announced, but this process could not map it.
+    /// The region is announced, but this process could not map it.
     Unmappable(RegionKey),
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum PeerProcess {
 }
 
 impl PeerProcess {
-    /// Whether the process may have this rank's memory mapped: a process that has ended maps
+    /// Whether the process may have this rank's memory mapped. A process that has ended maps
     /// nothing.
     fn may_map(&self) -> bool {
         match self {
@@ -56,7 +56,7 @@ impl PeerProcess {
             Self::Unproven => true,
             Self::Proven(process) => {
                 let mut poll = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
-                // After an error as well.
+                // True after an error, too.
                 rustix::event::poll(&mut poll, Some(&Timespec::default())) != Ok(1)
             }
         }
@@ -66,7 +66,7 @@ impl PeerProcess {
 /// The changes of one peer since the last poll.
 #[derive(Default)]
 pub(crate) struct PeerStatus {
-    /// The generation of the pair that the rest is about.
+    /// The generation of the pair to which the other fields belong.
     pub(crate) generation: u32,
     pub(crate) process: PeerProcess,
     /// Processes that had the rank before and may have this rank's memory mapped.
@@ -74,7 +74,7 @@ pub(crate) struct PeerStatus {
     pub(crate) incarnation: Option<Incarnation>,
     pub(crate) link: Option<PeerMemory>,
     pub(crate) end: Option<ConnectionEnd>,
-    /// Drain marks that have come.
+    /// Number of drain marks that have come.
     pub(crate) drain_marks: u64,
     slots: Vec<Slot>,
     changed: Vec<u16>,
@@ -87,7 +87,7 @@ struct Slot {
     listed: bool,
 }
 
-/// One for a device, behind a mutex that is taken only after a change.
+/// The status of all peers of a device, behind a mutex that the poller takes only after a change.
 pub(crate) struct StatusTable {
     peers: Vec<PeerStatus>,
     changed: Vec<Rank>,
@@ -104,13 +104,15 @@ impl StatusTable {
         status.process.may_map() || status.former.iter().any(PeerProcess::may_map)
     }
 
-    /// No process with this rank has memory of this rank from now on: the rank is severed.
+    /// Notes that the rank is severed. From now on no process with this rank has memory of this
+    /// rank mapped.
     pub(crate) fn take_back(&mut self, peer: Rank) {
         let status = &mut self.peers[peer as usize];
         (status.process, status.former) = (PeerProcess::Unconnected, Vec::new());
     }
 
-    /// Begins a generation: forgets all but the processes of those before. Returns the regions.
+    /// Begins a generation. Forgets everything about earlier generations but their processes.
+    /// Returns the regions.
     pub(crate) fn begin(&mut self, peer: Rank, generation: u32) -> Vec<SlotState> {
         let forgotten = self.forget(peer);
         let status = &mut self.peers[peer as usize];
@@ -122,7 +124,7 @@ impl StatusTable {
         forgotten
     }
 
-    /// The generation of a pair that the watcher is at.
+    /// The generation of a pair that the watcher has reached.
     pub(crate) fn generation_of(&self, peer: Rank) -> u32 {
         self.peers[peer as usize].generation
     }
@@ -132,7 +134,7 @@ impl StatusTable {
         self.peers[peer as usize].incarnation
     }
 
-    /// A peer's status, to be changed.
+    /// The status of a peer, for changes.
     pub(crate) fn status_of(&mut self, peer: Rank) -> &mut PeerStatus {
         let status = &mut self.peers[peer as usize];
         if !status.listed {

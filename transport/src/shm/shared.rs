@@ -1,5 +1,5 @@
-//! The state that the device, its control plane and the handles of its regions share, and what the
-//! control plane's watcher does for this fabric.
+//! The state that the device, its control plane and the handles of its regions share, and the work
+//! of the control plane's watcher for this fabric.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,13 +33,14 @@ pub(crate) struct Shared {
     pub(crate) world_size: u32,
     pub(crate) own: OwnMemory,
     pub(crate) signal_slots: SignalSlotTable,
-    /// The watcher has published changes. Release by the watcher, acquire by the poller.
+    /// Whether the watcher has published changes. Stored with release by the watcher, loaded with
+    /// acquire by the poller.
     pub(crate) has_changes: AtomicBool,
-    /// The rank was woken while it did not sleep: its next attempt to sleep fails.
+    /// Whether the rank was woken while it did not sleep. Then its next attempt to sleep fails.
     woken: AtomicBool,
     peer_status: Mutex<StatusTable>,
     directory: Mutex<Directory>,
-    /// Set when the control plane exists. Its streams are locked before the directory.
+    /// The streams of the control plane, set when it exists. They are locked before the directory.
     streams: OnceLock<Streams>,
 }
 
@@ -94,13 +95,13 @@ impl Shared {
         lock(&self.directory)
     }
 
-    /// The signal slots of the generation that the watcher is at.
+    /// The signal slots of the generation that the watcher has reached.
     fn signal_slots_of_watcher(&self, peer: Rank) -> Option<Arc<OwnSignals>> {
         let generation = self.peer_status().generation_of(peer);
         self.signal_slots.of_generation(peer, generation)
     }
 
-    /// Tells the poller to read the changes, also if it sleeps.
+    /// Tells the poller to read the changes. Wakes the poller if it sleeps.
     fn publish(&self) {
         // Release: the poller that sees the flag takes the lock of the status table, which orders
         // the rest.
@@ -108,7 +109,7 @@ impl Shared {
         self.wake_owner();
     }
 
-    /// Whether the rank was woken since the last call, or changes are published. After
+    /// Whether the rank was woken since the last call, or changes are published. To be called after
     /// [`wake_word::arm`].
     pub(crate) fn was_woken(&self) -> bool {
         // Acquire: pairs with the release in `wake`, so all that the waking thread did before is
@@ -127,7 +128,7 @@ impl Shared {
 /// Wakes all threads that sleep on a wake source; call it after [`wake_word::wake`] or
 /// [`wake_word::must_wake`] returned true.
 pub(crate) fn wake_sleepers(word: &AtomicU32) {
-    // It fails for a bad address only. Not `PRIVATE`: the word is shared between processes.
+    // The call fails only for a bad address. It is not `PRIVATE`, because processes share the word.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
 }
 
@@ -146,7 +147,7 @@ impl Registry for Shared {
             return;
         }
         let entry = self.change_directory(|directory| directory.remove(key, &self.own.keys));
-        // Dropping the memory may take long, so not under the lock.
+        // Dropping the memory may take long, so it is not done under the lock.
         drop(entry);
     }
 }
@@ -156,7 +157,7 @@ impl FabricHandler for Shared {
         self.directory().close(peer);
         self.signal_slots.begin(peer, generation);
         let forgotten = self.peer_status().begin(peer, generation);
-        // Unmapping may take long, so not under the lock.
+        // Unmapping may take long, so it is not done under the lock.
         drop(forgotten);
     }
 
@@ -166,8 +167,8 @@ impl FabricHandler for Shared {
         }
         let (link, process) = PeerMemory::from_files(pair.files, pair.signal_slots, pair.own_rank)?;
         let proven = packet::is_peer_process(&pair.stream, &process).then(|| process.try_clone());
-        // Known before a region can be announced, so that a device that severs the peer and finds
-        // nothing here knows that nothing will be announced.
+        // The process is noted before a region can be announced to it. So if a device severs the
+        // peer and finds no process here, no region will be announced to the peer.
         let mut peer_status = self.peer_status();
         let status = peer_status.status_of(peer);
         status.process = match proven {
@@ -176,8 +177,8 @@ impl FabricHandler for Shared {
         };
         status.incarnation = Some(pair.incarnation);
         drop(peer_status);
-        // Listed before the device can see the link, because peers have heard of a region when they
-        // hear a message that was posted after its registration.
+        // The regions are listed before the device can see the link. So a peer learns of a region
+        // before it gets a message that was posted after the registration of the region.
         self.directory().open(peer);
         self.peer_status().status_of(peer).link = Some(link);
         self.publish();
@@ -242,8 +243,8 @@ impl FabricHandler for Shared {
                 if files.is_some_and(|files| !files.is_empty()) {
                     return Err(ProtocolViolation::MalformedFrame.into());
                 }
-                // Release, by the lock: the poller that sees the mark sees what the peer wrote
-                // before it sent the mark.
+                // Release, by the lock: a poller that sees the mark also sees all bytes that the
+                // peer wrote before it sent the mark.
                 let mut peer_status = self.peer_status();
                 let status = peer_status.status_of(peer);
                 status.drain_marks = status.drain_marks.saturating_add(1);
@@ -254,7 +255,7 @@ impl FabricHandler for Shared {
         };
         let before = self.peer_status().status_of(peer).set(slot, state);
         self.publish();
-        // Unmapping may take long, so not under the lock.
+        // Unmapping may take long, so it is not done under the lock.
         drop(before);
         Ok(())
     }
@@ -272,7 +273,7 @@ impl FabricHandler for Shared {
     }
 
     fn send_ready(&self, peer: Rank, ready: &[u8], send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
-        // Without the file `connect` has failed, so the peer gets no "ready".
+        // If there is no file, `connect` has failed, and the peer gets no "ready".
         let own = self.signal_slots_of_watcher(peer);
         let Some(signal_slots) = own.and_then(|own| own.file()) else { return Ok(()) };
         let own = &self.own;
@@ -313,7 +314,7 @@ fn check_key(slot: u16, key: RegionKey) -> Result<(), ProtocolViolation> {
     if is_valid { Ok(()) } else { Err(ProtocolViolation::MalformedFrame) }
 }
 
-/// The file of an announcement; `None`: this process may open no more files.
+/// The file of an announcement; `None` if this process has no room for more files.
 fn one_file(files: ReceivedFiles) -> Result<Option<OwnedFd>, ProtocolViolation> {
     let Some(files) = files else { return Ok(None) };
     let [file] = <[OwnedFd; 1]>::try_from(files).map_err(|_| ProtocolViolation::MalformedFrame)?;

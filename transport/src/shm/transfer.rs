@@ -1,4 +1,4 @@
-//! Copies between this rank's memory and a peer's mapped one.
+//! Copies between this rank's memory and the mapped memory of a peer.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ pub(crate) enum HostCopy {
     Get { src: NonNull<u8>, dst: Slice },
 }
 
-/// A transfer too long to be carried out by submit.
+/// A transfer that is too long for submit to carry out.
 pub(crate) struct LargeCopy {
     pub(crate) peer: Rank,
     pub(crate) id: TransferId,
     pub(crate) copy: HostCopy,
     pub(crate) done: usize,
     pub(crate) region: Arc<PeerRegion>,
-    /// Drains of this rank before it.
+    /// The number of drains of this rank before the transfer.
     pub(crate) drains_before: u64,
 }
 
@@ -42,9 +42,9 @@ pub(crate) struct WaitingTransfer {
     pub(crate) peer: Rank,
     pub(crate) id: TransferId,
     pub(crate) request: TransferRequest,
-    /// When it is refused; set by the first poll.
+    /// When the transfer is refused; set by the first poll.
     pub(crate) deadline: Option<Nanos>,
-    /// Drains of this rank before it.
+    /// The number of drains of this rank before the transfer.
     pub(crate) drains_before: u64,
 }
 
@@ -64,7 +64,7 @@ impl TransferRequest {
         }
     }
 
-    /// Whether it changes the peer's memory.
+    /// Whether the transfer changes the peer's memory.
     pub(crate) fn writes(&self) -> bool {
         !matches!(self, Self::Get { .. })
     }
@@ -91,14 +91,15 @@ impl HostCopy {
     ///
     /// # Safety
     ///
-    /// They lie inside both ends, and the peer's region is mapped.
+    /// The bytes lie inside both ends, and the peer's region is mapped.
     pub(crate) unsafe fn run(&self, done: usize, bytes: usize) {
         let (from, to) = match self {
             Self::Put { src, dst, .. } => (src.as_ptr().cast_const(), dst.as_ptr()),
             Self::Get { src, dst } => (src.as_ptr().cast_const(), dst.as_ptr()),
         };
         // SAFETY: by this function's contract. Source and destination are different mappings, so
-        // their addresses do not overlap; the transfer's owner leaves its slice alone until `Done`.
+        // their addresses do not overlap. The owner of the transfer does not touch its slice until
+        // `Done`.
         unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), bytes) }
     }
 }
@@ -114,7 +115,7 @@ pub(crate) unsafe fn store(bytes: &[u8], to: NonNull<u8>) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
 }
 
-/// Carries out an atomic on a peer's word; returns the old value.
+/// Carries out an atomic on a peer's word. Returns the old value.
 ///
 /// # Safety
 ///
@@ -122,7 +123,7 @@ pub(crate) unsafe fn store(bytes: &[u8], to: NonNull<u8>) {
 pub(crate) unsafe fn apply_atomic(word: NonNull<u8>, op: AtomicOp) -> u64 {
     // SAFETY: by this function's contract; all ranks change such words atomically.
     let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
-    // Acquire and release among all ranks' atomics on the word.
+    // Acquire and release pair with the atomics of all ranks on the word.
     match op {
         AtomicOp::Add(value) => word.fetch_add(value, Ordering::AcqRel),
         AtomicOp::CompareSwap { expected, new } => {

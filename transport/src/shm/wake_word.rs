@@ -1,8 +1,9 @@
-//! The wake source: one word in shared memory on which a rank sleeps and which its peers wake.
+//! The wake source: one word in shared memory. A rank sleeps on it, and its peers wake the rank.
 //!
-//! Odd: its owner sleeps or is about to sleep; even: awake. Arming makes the word odd, waking makes
-//! it even again and wakes. So of many senders only the first that finds an odd word makes a system
-//! call, and none does while the owner is awake.
+//! An odd word means that the owner sleeps or is about to sleep; an even word means that it is
+//! awake. Arming makes the word odd. Waking makes it even again and wakes the owner. So only the
+//! first of many senders that finds an odd word makes a system call, and no sender does while the
+//! owner is awake.
 //!
 //! **Invariant:** no wake-up is lost. The owner stores the odd word, passes a SeqCst fence, then
 //! checks for signals; a sender stores its signal, passes a SeqCst fence, then reads the word.
@@ -16,8 +17,8 @@ use crate::primitive::{AtomicU32, Ordering, fence};
 
 const ARMED: u32 = 1;
 
-/// Announces that the owner is going to sleep; returns the value of the word. The owner must check
-/// for signals after this and before sleeping. Only the owner arms.
+/// Announces that the owner is going to sleep. Returns the value of the word. The owner must check
+/// for signals after this call and before it sleeps. Only the owner arms.
 pub(crate) fn arm(word: &AtomicU32) -> u32 {
     let armed = word.load(Ordering::Relaxed) | ARMED;
     // A sender can change only an odd word. If it does so between the load and this store, its
@@ -28,7 +29,7 @@ pub(crate) fn arm(word: &AtomicU32) -> u32 {
     armed
 }
 
-/// Announces that the owner is awake. Acquire: pairs with the release of the sender that woke.
+/// Announces that the owner is awake. Acquire: pairs with the release of the sender that woke it.
 pub(crate) fn disarm(word: &AtomicU32) {
     let seen = word.load(Ordering::Acquire);
     if seen & ARMED != 0 {
@@ -37,8 +38,8 @@ pub(crate) fn disarm(word: &AtomicU32) {
     }
 }
 
-/// For a sender that has stored a signal: returns whether the caller must wake the owner. Never
-/// misses an owner that sleeps.
+/// For a sender that has stored a signal: returns whether the caller must wake the owner. The
+/// answer is always right for an owner that sleeps.
 #[must_use]
 pub(crate) fn wake(word: &AtomicU32) -> bool {
     // Partner: the fence in `arm`.
@@ -46,13 +47,13 @@ pub(crate) fn wake(word: &AtomicU32) -> bool {
     must_wake(word)
 }
 
-/// As [`wake`], for several wake sources after one fence of the caller (`fence(SeqCst)` between the
-/// signal and this). Without a fence it may miss an owner that is going to sleep, never one that
-/// has slept for long.
+/// As [`wake`], for several wake sources after one fence of the caller: `fence(SeqCst)` between the
+/// signal and this call. Without a fence the call may miss an owner that is going to sleep, but
+/// never an owner that has slept for long.
 #[must_use]
 pub(crate) fn must_wake(word: &AtomicU32) -> bool {
     let seen = word.load(Ordering::Relaxed);
-    // Release: what the caller stored before is visible to the owner that finds the word changed.
+    // Release: the caller's earlier stores are visible to the owner that finds the word changed.
     seen & ARMED != 0
         && word.compare_exchange(seen, seen.wrapping_add(1), Ordering::Release, Ordering::Relaxed).is_ok()
 }

@@ -31,7 +31,7 @@ use crate::shm::wake_word;
 use crate::signals::{Signal, Signals};
 
 impl ShmDevice {
-    /// Whether messages were sent, and byes if this rank leaves.
+    /// Whether all messages were sent, and all byes if this rank leaves.
     #[cold]
     fn has_sent_all(&self) -> bool {
         let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_end());
@@ -46,7 +46,7 @@ impl ShmDevice {
         peer < self.shared.world_size && self.shared.peer_status().may_map(peer)
     }
 
-    /// The keys of the memory that severing this peer takes from all peers.
+    /// The keys of the memory that all peers lose when this peer is severed.
     pub(crate) fn taken_with(&self, peer: Rank) -> Vec<RegionKey> {
         if self.may_map(peer) { self.shared.directory().taken_with(peer) } else { Vec::new() }
     }
@@ -64,7 +64,8 @@ impl ShmDevice {
             Some(State::Unconnected | State::Connecting) => return Err(unknown),
             _ => return Err(MapError::Disconnected { peer }),
         };
-        // Looked up with no bytes, so that a range that is too long differs from a wrong key.
+        // The region is looked up with an empty range. So a range that is too long gives another
+        // error than a wrong key.
         let region = match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
             RemoteLocation::Mapped(_, region) => region,
             RemoteLocation::OnGpu(region) => {
@@ -178,7 +179,7 @@ unsafe impl Device for ShmDevice {
             return;
         }
         self.control.sever(peer);
-        // From now on nothing is announced to the peer.
+        // From now on no region is announced to the peer.
         let may_map = self.shared.peer_status().may_map(peer);
         self.shared.peer_status().take_back(peer);
         let keys = &self.shared.own.keys;
@@ -261,8 +262,8 @@ unsafe impl Device for ShmDevice {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
         }
-        // The stream is open a moment before the regions are listed for the peer. A message of that
-        // moment would come before their announcements.
+        // The stream is open a moment before the regions are listed for the peer. A message that is
+        // sent in this moment would arrive before their announcements.
         match self.peer(peer).map(|peer| &peer.state) {
             Some(State::Connected(_)) => self.control.post(peer, message, urgency == Urgency::Urgent),
             _ => Err(PostError::NotConnected { peer }),
@@ -403,7 +404,7 @@ fn check_memory(memory: &Arc<dyn Memory>) -> Result<(), RegisterError> {
         fcntl_add_seals(file, SEALS_FIXED_SIZE).map_err(|errno| system(errno.into()))?;
     }
     let page = page_size() as u64;
-    // Severing leaves memory that peers may not write where it is, so the kernel must know too.
+    // Severing does not replace memory that peers may not write. So the file must be sealed, too.
     let is_sealed = Access::of_file(file).map_err(system)? == Access::Read;
     let is_congruent = memory.base().as_ptr() as u64 % page == offset % page;
     let end = offset.checked_add(bytes as u64);

@@ -1,4 +1,4 @@
-//! Goodbyes that arrive, however the ends of two processes interleave.
+//! Byes arrive, however the ends of two processes interleave.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -13,20 +13,22 @@ use crate::clock;
 use crate::control::packet::{ReceiveError, receive, send};
 use crate::device::{Address, Device, Event, Flush, Urgency};
 
-/// Streams that end while they are read, unless the time is up before.
+/// Number of streams that end while they are read, unless [`STREAMS_TIME`] has passed before.
 const STREAMS: usize = 20_000;
-/// How long such streams are tried: on a busy machine each takes its ends several turns.
+/// How long such streams are tried. On a busy machine the two ends of each stream need several
+/// turns of the processor.
 const STREAMS_TIME: Duration = Duration::from_secs(3);
-/// Looks between two yields, so that the other end gets its turn where there is one processor for
-/// both.
+/// Polls between two yields. The yields give the other end its turn if both ends share a processor.
 const LOOKS: u32 = 64;
 
 const RANKS: u32 = 6;
 const GROUPS: usize = 40;
-/// Messages to each peer right before a bye, so that its watcher is reading when that comes.
+/// Messages to each peer right before a bye, so that the peer's watcher is reading when the bye
+/// comes.
 const MESSAGES: usize = 3;
 
-/// The system looks for packets first and for the end second: both may come in between.
+/// The system checks for packets first and for the end second. A packet and the end may both come
+/// between these checks.
 #[test]
 fn a_packet_sent_right_before_the_end_of_a_stream_is_received_before_the_end() {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -75,7 +77,7 @@ fn a_packet_sent_right_before_the_end_of_a_stream_is_received_before_the_end() {
     assert_eq!(overtaken, 0, "so many streams ended before the packet that was sent before their end");
 }
 
-/// A rank that still has something to say to others is not gone when it has said bye to one.
+/// A rank that still has messages for other ranks is not gone when it has sent a bye to one rank.
 #[test]
 fn who_is_told_bye_and_leaves_too_says_so() {
     let [mut zero, mut one] = pair();
@@ -104,7 +106,7 @@ fn ranks_that_leave_in_any_order_while_others_stay_are_never_taken_for_lost() {
     }
 }
 
-/// Odd ranks say bye and are gone; even ones stay until they have heard of it.
+/// Odd ranks send byes and end. Even ranks stay until they have received them.
 fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>>>, meeting: &Barrier) {
     let mut station = Station::new(rank, RANKS);
     addresses.lock().expect("no panic under it")[rank as usize] = Some(station.device.info().address.clone());
@@ -118,12 +120,12 @@ fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>
     station
         .until("connections", |station| peers().all(|peer| station.log.contains(&Event::Connected { peer })));
     meeting.wait();
-    // Different in every group and rank, and the same in every run.
+    // The delay differs between groups and ranks, and is the same in every run.
     let delay = (group as u64 * 7 + u64::from(rank) * 13) * 0x9e37_79b9 % 20_000;
     (0..delay).for_each(|_| std::hint::spin_loop());
     if rank % 2 == 1 {
         for message in 0..MESSAGES {
-            // Not to the others that leave: they may be gone.
+            // No messages to the other odd ranks, which may be gone.
             for peer in peers().filter(|peer| peer % 2 == 0) {
                 station.device.post(peer, &[message as u8], Urgency::Ordinary).expect("connected");
             }
@@ -148,7 +150,7 @@ fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>
         let said = said.iter().filter(|(from, _)| *from == gone).count();
         assert_eq!(said, MESSAGES, "what rank {gone} said before its bye is there");
     }
-    // Other even ranks may still look: they see that this one has left.
+    // Other even ranks may still poll. They see that this rank has left.
     station.device.leave();
     station.until("the last words have gone out", |station| station.device.flush(Flush::All));
 }

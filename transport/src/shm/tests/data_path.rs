@@ -1,4 +1,4 @@
-//! What the data path may not do: allocate, or call the system while peers are awake.
+//! The data path does not allocate, and makes no system call while peers are awake.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use crate::signals::{Inline, Signal};
 
 const ROUNDS: u64 = 2_000;
 
-/// Bytes of a put that is carried out by several polls.
+/// Bytes of a put that takes several polls.
 const LONG_BYTES: usize = 700_000;
 
 /// Counts the allocations of each thread.
@@ -30,7 +30,7 @@ static COUNTING: Counting = Counting;
 // SAFETY: passes everything on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is ending counts no more.
+        // A thread that is ending does not count any more.
         let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
         // SAFETY: by the contract of this function.
         unsafe { System.alloc(layout) }
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Two connected ranks, and all that is sent between them.
+/// Two connected ranks, and all transfers and signals between them.
 struct Traffic {
     stations: [Station; 2],
     events: Vec<Event>,
@@ -55,10 +55,10 @@ impl Traffic {
         let [mut zero, mut one] = pair();
         let (source, region) = (zero.region(LONG_BYTES).whole(), one.region(LONG_BYTES));
         let target = region.remote();
-        // Held to the end of the process: a dropped region would be refused.
+        // The region is held to the end of the process: a dropped region would be refused.
         std::mem::forget(region);
         zero.until("the region", |zero| zero.device.map(1, &target).is_ok());
-        // News of a region may take memory, and would come in the midst of the traffic.
+        // Handling the announcement of a region may allocate, and would fall into the traffic.
         let own = source.remote();
         one.until("the other region", |one| one.device.map(0, &own).is_ok());
         Self { stations: [zero, one], events: Vec::with_capacity(64), source, target }
@@ -136,15 +136,15 @@ fn transfers_and_signals_call_no_system_while_the_peer_is_awake() {
     let (done, is_strict) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (finished, started) = (done.clone(), is_strict.clone());
     std::thread::spawn(move || {
-        // SAFETY: no memory is passed. From here on the kernel ends this thread when it calls the
-        // system for anything but to read, to write or to end.
+        // SAFETY: no memory is passed. From here on the kernel ends this thread at every system
+        // call but read, write and exit.
         let strict = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT, 0, 0, 0) };
         started.store(strict == 0, Ordering::Release); // Pairs with the acquires below.
         traffic.run(ROUNDS / 10);
         finished.store(true, Ordering::Release);
         std::mem::forget((traffic, started, finished));
-        // SAFETY: ends this thread alone, in the one way that is allowed; what it owned was
-        // forgotten.
+        // SAFETY: the call ends this thread alone, in the only way that is allowed. The values of
+        // the thread were forgotten.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     });
     let deadline = clock::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! A peer that knows the secret and lies: it costs itself, and nobody else anything.
+//! A peer that knows the secret and sends wrong data harms only itself.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -22,13 +22,13 @@ const PACKET_BYTES: usize = 1 << 13;
 
 const ENOUGH_BYTES: usize = 1 << 20;
 
-/// Rank 1 of 2, spoken by hand.
+/// Rank 1 of 2, whose messages the test writes itself.
 struct Liar {
     stream: OwnedFd,
 }
 
 impl Liar {
-    /// Connects to `zero` and hands over what it likes.
+    /// Connects to `zero` and hands over these files.
     fn connect(zero: &mut Station, files: &[BorrowedFd<'_>]) -> Self {
         let address = zero.device.info().address.clone();
         zero.device.connect(1, &address).expect("an address");
@@ -70,7 +70,7 @@ fn sealed() -> OwnedFd {
     sealed_file("test", ENOUGH_BYTES, SealFlags::empty()).expect("memory")
 }
 
-/// A file that its maker could shorten under our mapping.
+/// A file that its maker could shorten while it is mapped here.
 fn unsealed() -> OwnedFd {
     let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
     ftruncate(&file, ENOUGH_BYTES as u64).expect("memory");

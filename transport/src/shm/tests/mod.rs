@@ -1,5 +1,5 @@
-//! What only shared memory can get wrong: lying peers, stopped and killed processes, things left
-//! behind.
+//! Tests of errors that only shared memory can have: lying peers, stopped and killed processes,
+//! objects that are left behind.
 
 mod bye;
 mod data_path;
@@ -17,10 +17,10 @@ use crate::memory::SharedMemory;
 use crate::region::Region;
 use crate::{Rank, Secret};
 
-/// How long a test waits for anything. Generous: machines are loaded.
+/// How long a test waits for anything. The time is long because machines may be loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Keeps what came.
+/// Keeps the messages that came.
 #[derive(Default)]
 struct Inbox {
     messages: Mutex<Vec<(Rank, Vec<u8>)>>,
@@ -35,7 +35,7 @@ impl Responder for Inbox {
     fn lost(&self, _peer: Rank, _cause: &LossCause) {}
 }
 
-/// A device and all it has told.
+/// A device, with its events and messages.
 struct Station {
     device: ShmDevice,
     inbox: Arc<Inbox>,
@@ -85,7 +85,7 @@ impl Station {
         self.until(&format!("{event:?}"), |station| station.log.contains(event));
     }
 
-    /// Submits, and waits for the end unless that has come already.
+    /// Submits a transfer, and waits for its end unless it has ended already.
     fn carry_out(&mut self, peer: Rank, transfer: Transfer, id: TransferId) {
         if self.device.submit(peer, transfer, id).expect("room") == Submitted::UnderWay {
             self.until_event(&Event::Done { id, result: Ok(0) });

@@ -28,10 +28,11 @@ const ROUNDS: usize = 100;
 /// The ranks of a world in which rank 1 is a process of its own.
 const RANKS: u32 = 3;
 
-/// What a peer process prints for each step it has taken, and nothing else does.
+/// The byte that a peer process prints for each step. Nothing else prints it.
 const MARK: u8 = b'#';
 
-/// A killed process that is not found by then was not found by its process descriptor.
+/// The time within which a killed process must be found. Longer times show that its process
+/// descriptor did not report the end.
 const LOSS_LIMIT: Duration = Duration::from_secs(10);
 
 struct Process {
@@ -89,10 +90,10 @@ fn event() {
     output.flush().expect("the test reads");
 }
 
-/// Rank 0 of a world whose rank 1 is a process of that role, to which a region was told.
+/// Rank 0 of a world whose rank 1 is a process with this role. Rank 1 was told of the region.
 fn with_peer(role: &str) -> (Station, Process, crate::Region) {
     let mut zero = Station::new(0, RANKS);
-    // Which address a listener is given does not matter: it is dialed.
+    // Rank 0 is the listener of the pair, so the address that it is given does not matter.
     let address = zero.device.info().address.clone();
     let process = Process::start(role, &address);
     zero.device.connect(1, &address).expect("an address");
@@ -106,7 +107,8 @@ fn is_filled_with(region: &crate::Region, byte: u8) -> bool {
     region.whole().to_vec().iter().all(|other| *other == byte)
 }
 
-/// Writes where no peer may write any more, lets the process write on, and compares.
+/// Writes to a region that no peer may write any more, lets the process continue to write, and
+/// compares the bytes.
 fn check_fenced(region: &crate::Region, mut peer_writes: impl FnMut()) {
     let before = region.whole().to_vec();
     peer_writes();
@@ -150,7 +152,7 @@ fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_chil
     assert!(is_filled_with(&region, 0));
 }
 
-/// Connects rank 2, of this process, with rank 0.
+/// Connects rank 2, which is in this process, with rank 0.
 fn connect_two(zero: &mut Station) -> Station {
     let mut two = Station::new(2, RANKS);
     let addresses = [zero.device.info().address.clone(), two.device.info().address.clone()];
@@ -162,7 +164,7 @@ fn connect_two(zero: &mut Station) -> Station {
     two
 }
 
-/// Severs rank 1 and shows that a region of rank 0 is as good for rank 2 as before.
+/// Severs rank 1, and shows that rank 2 can use a region of rank 0 as before.
 fn check_kept(zero: &mut Station, two: &mut Station, region: &crate::Region) {
     let mut mapped = None;
     until_both(zero, two, "a mapping", |_, two| {
@@ -170,7 +172,7 @@ fn check_kept(zero: &mut Station, two: &mut Station, region: &crate::Region) {
         mapped.is_some()
     });
     let mapped = mapped.expect("`until_both` has returned");
-    // Too long for one step: under way before the fence, and after.
+    // The transfer is too long for one step, so it is under way before and after the fence.
     let source = two.region(REGION_BYTES);
     source.whole().store(&vec![7; REGION_BYTES]);
     let put = Transfer::Put { src: Source::Slice(source.whole()), dst: region.remote(), signal: None };
@@ -223,8 +225,8 @@ fn no_put_is_torn_or_lost_while_another_peer_is_severed() {
     let target = zero.device.register_for(2, memory).expect("it is registered");
     let (signal_slots, remote) = (zero.device.signal_slots(2), target.remote());
     assert!(process.read_marks(1), "it writes");
-    // Raised by the reader when it has compared a put, so that the next one may come. Pairs with
-    // the acquire of the writer.
+    // The reader increases it when it has compared a put, so that the next put may come. Release:
+    // pairs with the acquire of the writer.
     let compared = Arc::new(AtomicU64::new(0));
     let seen = compared.clone();
     let writer = std::thread::spawn(move || {
@@ -251,7 +253,7 @@ fn no_put_is_torn_or_lost_while_another_peer_is_severed() {
     zero.until_event(&Event::Severed { peer: 1 });
 }
 
-/// Gives rank 1 to another process of that role, and tells it of a new region.
+/// Gives rank 1 to another process with this role, and tells it of a new region.
 fn replace_peer(zero: &mut Station, role: &str) -> (Process, crate::Region) {
     let connected = Event::Connected { peer: 1 };
     let before = zero.log.iter().filter(|event| **event == connected).count();
@@ -297,7 +299,7 @@ fn a_killed_process_is_replaced_while_the_puts_of_a_third_rank_are_under_way() {
     assert!(is_filled_with(&target, 7), "the puts that were under way");
     assert_eq!(old_slots.count(SIGNAL_SLOT), count, "nobody signals there any more");
     assert!(region.whole().to_vec() == left, "the next one does not know that region");
-    // The former process has ended, so its memory is as good as before.
+    // The former process has ended, so the memory can be used as before.
     zero.device.register(region.memory().clone()).expect("nothing was taken from it");
 }
 
@@ -397,7 +399,7 @@ impl Told {
     }
 }
 
-/// Writes without end through its mapping, by puts, and to a signal slot.
+/// Writes endlessly: through its mapping, by puts, and to a signal slot.
 fn writer(told: &mut Told) {
     let deadline = clock::now() + PATIENCE * 2;
     let mut bytes = vec![0; 64 << 10];
@@ -410,7 +412,7 @@ fn writer(told: &mut Told) {
         let signal = signals::Signal { signal_slot: SIGNAL_SLOT, payload: Inline::EMPTY };
         let src = Source::Inline(Inline::new(&[round as u8; 8]).expect("short"));
         let dst = told.remote.slice(0..8).expect("inside");
-        // Refused after the fence, which is the point.
+        // The put is refused after the fence, as it must be.
         let _ = told.station.device.submit(
             0,
             Transfer::Put { src, dst, signal: Some(signal) },
@@ -421,7 +423,7 @@ fn writer(told: &mut Told) {
     }
 }
 
-/// Forks a child that looks for the mapping whenever it is told to, and waits to be killed.
+/// Forks a child that checks for the mapping whenever it is told to. The parent waits to be killed.
 fn parent(told: Told) {
     // SAFETY: the child calls only what needs no lock that another thread may have held.
     if unsafe { libc::fork() } == 0 {
@@ -436,7 +438,7 @@ fn parent(told: Told) {
                 break;
             }
         }
-        // SAFETY: ends the child without running what belongs to its parent.
+        // SAFETY: the call ends the child without running destructors of its parent.
         unsafe { libc::_exit(0) };
     }
     event();
@@ -463,11 +465,12 @@ fn mappings() -> usize {
 }
 
 fn rounds() {
-    /// Rounds after which all is there that is made once.
+    /// Rounds after which everything that is made once exists.
     const FIRST: usize = 3;
     let shared = count("/dev/shm");
     let current = || [count("/proc/self/fd"), count("/proc/self/task"), mappings()];
-    // The kernel lists a thread for a moment after it was joined, so the least of some counts.
+    // The kernel lists a thread for a moment after it was joined, so the least of several counts is
+    // taken.
     let mut after_first = [usize::MAX; 3];
     for round in 0..ROUNDS {
         {
@@ -500,11 +503,11 @@ fn rounds() {
     assert_eq!(count("/dev/shm"), shared);
 }
 
-/// One device, whose peer is another one each round and ends in each way.
+/// One device, whose peer is a new device in each round. The peers end in all different ways.
 fn returns() {
     const WAYS: usize = 3;
-    /// What is made once may be made after the first rounds. What each round of a way left would be
-    /// eight times as many.
+    /// Objects that are made once may be made after the first rounds. Objects that each round of a
+    /// kind leaves behind would be eight times as many.
     const MADE_LATE_MAX: usize = 4;
     let mut zero = Station::new(0, 2);
     let mut before = Vec::new();
@@ -537,7 +540,8 @@ fn returns() {
             zero.log.iter().any(is_end)
         });
         zero.log.clear();
-        // The first rounds make what stays. The watcher closes its part a moment later.
+        // The first rounds make the objects that stay. The watcher closes its objects a moment
+        // later.
         let open = || [count("/proc/self/fd"), count("/proc/self/task"), mappings()];
         if round < WAYS {
             before.push(open());
@@ -559,7 +563,7 @@ fn fork_and_drop() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((region, stations));
-        // SAFETY: ends the child without running what belongs to its parent.
+        // SAFETY: the call ends the child without running destructors of its parent.
         unsafe { libc::_exit(7) };
     }
     let child = Pid::from_raw(child).expect("fork works");

@@ -29,8 +29,8 @@ fn a_wrong_secret_is_told_to_both_ends() {
 fn two_that_claim_one_rank_are_told_apart_and_the_first_stays() {
     let mut stations = pair();
     let [zero, one] = &mut stations;
-    // Until its time is up, because the first may be about to end. The time of a busy machine may
-    // be up before it has asked.
+    // A refusal comes only when the time is up, because the first process may be about to end. On a
+    // busy machine the time may be up before the first attempt.
     let refusals = [30, 500, 30_000].into_iter().map(|limit_ms| {
         let limit = std::time::Duration::from_millis(limit_ms);
         let mut second = Station::with(1, 2, |config| config.connect_timeout = limit);
@@ -68,10 +68,11 @@ fn memory_that_nobody_can_map_is_refused_by_a_name() {
     assert!(matches!(refused, Err(RegisterError::NotShareable { fabric: "shm" })), "{refused:?}");
 }
 
-/// Memory that says of its peers what its file does not.
+/// Memory whose file contradicts what it says about its peers.
 struct Contradictory(Arc<dyn Memory>);
 
-// SAFETY: the bytes of the memory that it contains, which no peer gets, as the device refuses it.
+// SAFETY: the bytes are those of the memory that it contains. No peer gets them, because the device
+// refuses the memory.
 unsafe impl Memory for Contradictory {
     fn base(&self) -> NonNull<u8> {
         self.0.base()
@@ -137,7 +138,8 @@ fn memory_released_before_a_peer_is_severed_is_silent_too() {
     let fresh = Station::new(0, 1);
     drop(fresh);
     let mut bytes = [1; 10_000];
-    // SAFETY: the memory is alive, 10,000 bytes long, and as this test shows nobody writes to it.
+    // SAFETY: the memory is alive and 10,000 bytes long, and nobody writes to it, as this test
+    // shows.
     unsafe {
         std::ptr::copy_nonoverlapping(crate::Memory::base(&*memory).as_ptr(), bytes.as_mut_ptr(), 10_000)
     };
@@ -149,7 +151,8 @@ fn a_key_that_overtakes_its_announcement_works() {
     let [mut zero, mut one] = pair();
     for round in 0..100 {
         let region = one.region(4096);
-        // At once: rank 0 has heard of the key by a faster way than the control stream.
+        // The transfer is submitted at once: rank 0 has learned the key by a faster way than the
+        // control stream.
         let transfer = Transfer::Put {
             src: Source::Inline(crate::Inline::new(&[round; 8]).expect("short")),
             dst: region.slice(8..16).expect("inside").remote(),
@@ -163,7 +166,7 @@ fn a_key_that_overtakes_its_announcement_works() {
     }
 }
 
-/// What the owner adds while its pages are replaced is neither lost nor added twice.
+/// Additions of the owner while its pages are replaced are neither lost nor made twice.
 #[test]
 fn a_thread_that_writes_while_its_memory_is_detached_loses_nothing() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -174,11 +177,12 @@ fn a_thread_that_writes_while_its_memory_is_detached_loses_nothing() {
     let (slice, stopped) = (region.whole(), stop.clone());
     let writer = std::thread::spawn(move || {
         let mut rounds = 0_u64;
-        // Relaxed: says only that the test is over.
+        // Relaxed: the flag only says that the test is over.
         while !stopped.load(Ordering::Relaxed) {
             for page in 0..PAGES {
-                // Plain loads and stores of this thread alone, as a caller fills its buffer.
-                // SAFETY: inside the slice, aligned; only this thread touches it.
+                // Plain loads and stores of this thread alone, as by a caller that fills its
+                // buffer.
+                // SAFETY: the word is aligned and inside the slice, and only this thread touches it.
                 let word = unsafe { AtomicU64::from_ptr(slice.as_ptr().add(page * 4096 + 8).cast()) };
                 word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             }
@@ -197,7 +201,7 @@ fn a_thread_that_writes_while_its_memory_is_detached_loses_nothing() {
     }
 }
 
-/// Says that it has a message, and blocks in the watcher until it is told to go on.
+/// Reports that it has a message, and blocks in the watcher until it is told to continue.
 struct Blocking(Mutex<(Sender<()>, Receiver<()>)>);
 
 impl Responder for Blocking {
