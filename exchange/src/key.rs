@@ -1,7 +1,7 @@
 //! Keys of tensors.
 //!
-//! A [`Key`] is a step and a name. The name is any text: programs choose it, and TensorFlow's name
-//! is its rendezvous key, of which [`RendezvousKey`] reads the parts.
+//! A [`Key`] is a step and a name. The name is any text that programs choose. TensorFlow uses its
+//! rendezvous key as the name, and [`RendezvousKey`] reads the parts of such a name.
 //!
 //! **Invariant:** the name of a key is not empty and has at most [`NAME_BYTES_MAX`] bytes. A key is
 //! printed on one line, whatever a peer put into the name.

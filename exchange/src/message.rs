@@ -25,8 +25,9 @@ pub const DESCRIPTION_BYTES_MAX: usize = 128;
 /// Longest text of a failure, in bytes. A longer one is cut.
 pub const TEXT_BYTES_MAX: usize = 2048;
 
-/// What a receiver needs to know of a tensor beside its bytes: element type and dimensions, as the
-/// interface writes them that both programs use. The exchange does not read it.
+/// The description of a tensor that a receiver needs beside the bytes: the element type and the
+/// dimensions. The interface that both programs use defines its form. The exchange does not read
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description(Arc<[u8]>);
 

@@ -181,9 +181,10 @@ fn copy_into(memory: &Memory, bytes: &[u8]) {
 
 #[pymethods]
 impl Partial {
-    /// Hands ``data`` over, which is copied and has the shape and type of the rounds. Returns the
-    /// round that counts it or, where it came too late, the newest round that was bound without it.
-    /// The result is copied to ``out``, which may be ``data``, or to a new array.
+    /// Contributes ``data``, which must have the shape and type of the rounds and is copied.
+    /// Returns the round that counts the contribution. If the contribution came too late, returns
+    /// the newest round that was made without it. The result is copied to ``out``, which may be
+    /// ``data``, or to a new array.
     #[pyo3(signature = (data, *, out=None))]
     fn contribute(&self, data: &Bound<'_, PyAny>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
         let memory = self.memory_of(data, "data")?;
@@ -198,15 +199,15 @@ impl Partial {
         })
     }
 
-    /// Has nothing to give to the next round: nobody waits for this rank until it contributes
-    /// again. Returns as ``contribute`` does.
+    /// Abstains from the next round. No rank waits for this rank until it contributes again.
+    /// Returns a round as ``contribute`` does.
     #[pyo3(signature = (*, out=None))]
     fn abstain(&self, py: Python<'_>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
         self.call(py, out, |raw| raw.abstain().map(|round| Taken::of(&round)))
     }
 
-    /// Gives nothing any more, and takes part in rounds until all ranks have finished. Returns the
-    /// last round, in which the late contributions are that are still carried.
+    /// Makes no further contribution, and takes part in rounds until all ranks have finished.
+    /// Returns the last round, whose result has the late contributions that were still carried.
     #[pyo3(signature = (*, out=None))]
     fn finish(&self, py: Python<'_>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
         self.call(py, out, |raw| raw.finish().map(|round| Taken::of(&round)))

@@ -60,11 +60,11 @@ impl<'a> State<'a> {
         Self { side: Side::Restoring(bytes), broken: None }
     }
 
-    /// The bytes of all fields; empty where they were given back.
+    /// The bytes of all fields; empty if the fields were restored.
     ///
     /// # Errors
     ///
-    /// The first thing that was wrong.
+    /// The first error.
     pub fn finish(self) -> Result<Vec<u8>, StateError> {
         match (self.broken, self.side) {
             (Some(error), _) => Err(error),

@@ -1,8 +1,8 @@
 //! Answers `GET /metrics`, and nothing else, from a thread of its own.
 //!
-//! Clients are not trusted: there is one connection at a time, with [`PATIENCE`] from its first
-//! byte to our last, and at most [`HEAD_BYTES_MAX`] of a request are read. The answer depends on
-//! the method and the path alone.
+//! Clients are not trusted. There is one connection at a time. It may take [`PATIENCE`] from its
+//! first byte to the last byte of the answer, and at most [`HEAD_BYTES_MAX`] of its request are
+//! read. The answer depends on the method and the path alone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -108,8 +108,9 @@ impl Group {
     }
 }
 
-/// What was lent to the engine for one call. **Invariant:** it is dropped when the device holds
-/// nothing of it any more, or the process ends: the memory is the caller's.
+/// The memory that is lent to the engine for one call. The memory is the caller's. **Invariant:**
+/// this value is dropped only after the device has let go of all of the memory; otherwise the
+/// process is ended.
 #[derive(Default)]
 pub(super) struct TemporaryRegistration {
     memory: Vec<Weak<LentMemory>>,

@@ -24,8 +24,8 @@ pub(crate) struct ExactPlans {
     pub(crate) words: HashMap<usize, Arc<Plan>>,
 }
 
-/// What a round reduces: a rank's input and the memory of the result, of the data and, where late
-/// contributions are reduced apart, of those.
+/// A part of a round: a rank's inputs, and the memory of their result. The data are one part. If
+/// late contributions are reduced separately, they are another part.
 pub(crate) struct Part<'a> {
     pub(crate) inputs: Vec<&'a Bytes>,
     pub(crate) result: &'a Bytes,

@@ -1,5 +1,6 @@
-//! One rank's window: what it reads, writes, publishes and has received. Pure but for the
-//! [`Engine`] whose device it uses: it takes `now`, and never blocks.
+//! The window of one rank: its reads, its writes, the data that it publishes and the data that it
+//! has received. It takes `now`, never blocks, and is pure except that it uses the device of the
+//! [`Engine`].
 
 use std::time::Duration;
 

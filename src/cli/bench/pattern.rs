@@ -52,8 +52,8 @@ fn exact_max(data_type: DataType) -> u32 {
 /// Bits of the largest sum of one iteration.
 const SUM_BITS: u32 = 8;
 
-/// How often a collective may be done on the same memory, each iteration on what the last one left,
-/// with a result that is exact: sums in place grow.
+/// The largest number of iterations of a collective on the same memory with an exact result. Each
+/// iteration works on the result of the iteration before, so sums in place grow.
 pub(super) fn repetitions_max(task: &Task) -> usize {
     let Task { collective, op, data_type, ranks, .. } = *task;
     match (collective, op) {

@@ -207,11 +207,11 @@ impl CudaEvent {
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// Whether the GPU has completed all work before it. Never waits.
+    /// Whether the GPU has completed all work before the event. Never waits.
     ///
     /// # Errors
     ///
-    /// Earlier work failed, or the driver's error.
+    /// Earlier work has failed, or the driver has reported an error.
     pub fn is_reached(&self) -> Result<bool, CudaError> {
         let _context = self.gpu.bind()?;
         // SAFETY: an event of this context, alive.

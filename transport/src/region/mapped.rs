@@ -60,7 +60,7 @@ impl Deref for Mapped {
 }
 
 impl Mapped {
-    /// For backends.
+    /// Makes a mapping of memory that `keep` keeps alive. For backends.
     ///
     /// # Safety
     ///
@@ -116,7 +116,7 @@ impl Mapped {
 }
 
 impl ReadOnlyMapped {
-    /// For backends.
+    /// Makes a mapping of memory that `keep` keeps alive. For backends.
     ///
     /// # Safety
     ///

@@ -404,8 +404,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Hydra's proxy on this host: the ancestor of this name. Scripts may start ranks, so the parent is
-/// not enough.
+/// Hydra's proxy on this host: the nearest ancestor process with the proxy's name. All ancestors
+/// are checked, because a script between the proxy and the rank may have started the rank.
 fn hydra_proxy() -> Option<(u32, u64)> {
     let mut process = std::process::id();
     for _ in 0..ANCESTORS_MAX {

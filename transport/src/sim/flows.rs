@@ -2,10 +2,10 @@
 //!
 //! A flow over several routes loads each link with its share, and has one rate.
 //!
-//! **Invariant:** no link carries more than its bandwidth, and no flow could be faster without
-//! slowing a flow that is not faster than it. Arithmetic is in integers, so results do not depend
-//! on the machine; a flow whose links never have more than 16 flows ends at the exact nanosecond,
-//! rounded up.
+//! **Invariant:** no link carries more than its bandwidth. The rate of a flow can grow only if
+//! another flow with no higher rate gets slower. Arithmetic is in integers, so results do not
+//! depend on the machine. A flow whose links never have more than 16 flows ends at the exact
+//! nanosecond, rounded up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

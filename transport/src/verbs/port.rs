@@ -366,8 +366,9 @@ pub fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
     Ok(found)
 }
 
-/// The network interface of a port. With the link down the addresses are gone, but not the table of
-/// interfaces.
+/// The network interface of a port. While the link is down, the port has no addresses, but the
+/// kernel's table of interfaces still names the interface. So the table is read if the addresses do
+/// not name it.
 fn interface(device: &Path, port: &Path, gids: &[Gid]) -> Option<String> {
     let of_address = gids.iter().find_map(|gid| gid.interface.clone());
     let table = port.join("gid_attrs/ndevs");

@@ -543,9 +543,9 @@ impl<T: Element> Window<T> {
     fn show(&self, arrived: &Arrived, seen: &mut impl FnMut(Arrival<'_, T>)) {
         let Arrived { from, slot, word, data } = arrived;
         let data: &Slice = data;
-        // SAFETY: registered memory, aligned to a cache line, which `data` holds and whose writer
-        // leaves it alone until the credit, which is given when `seen` has returned. Any bytes are
-        // elements.
+        // SAFETY: `data` holds registered memory that is aligned to a cache line. Its writer does
+        // not touch the memory until it gets the credit, which is given after `seen` has returned.
+        // All bytes are valid elements.
         let data =
             unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<T>(), data.len() / size_of::<T>()) };
         seen(Arrival { from: *from, slot: *slot, word: *word, data });

@@ -182,7 +182,7 @@ fn a_thread_that_writes_while_its_memory_is_detached_loses_nothing() {
             for page in 0..PAGES {
                 // Plain loads and stores of this thread alone, as by a caller that fills its
                 // buffer.
-                // SAFETY: the word is aligned and inside the slice, and only this thread touches it.
+                // SAFETY: the word is aligned, inside the slice, and touched by this thread alone.
                 let word = unsafe { AtomicU64::from_ptr(slice.as_ptr().add(page * 4096 + 8).cast()) };
                 word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             }
