@@ -7,6 +7,20 @@
 //! [`Action::Agreed`](crate::policy::Action::Agreed), the vector has the same bits on all ranks.
 //! What ranks write to each other counts once:
 //! [`Action::Conserved`](crate::policy::Action::Conserved) says whether it did.
+//!
+//! **To add a scheme:**
+//!
+//! 1. Write its file beside this one. The file holds the [`Policy`] of one rank, which decides by
+//!    the events and actions of [`policy`](crate::policy).
+//! 2. Here, add a variant with its parameters to [`Scheme`], and the variant to [`Scheme::ALL`],
+//!    [`Scheme::name`], [`Scheme::guarantee`] and [`Scheme::plan`]. Look also at
+//!    [`Scheme::keeps_checkpoints`] and [`Scheme::averages_gradients`].
+//! 3. In `text.rs`, add its keys, and how their values are printed and read.
+//! 4. In `axes.rs`, add its place in the taxonomy, and the scheme of that place.
+//! 5. Add its texts to the lists in `training/tests/schemes/`: `ALL` in `invariants.rs`, one of the
+//!    two lists in `real.rs`, and the list in `swarm.rs`. `taxonomy.rs` counts all places.
+//! 6. Add it to the tables of `docs/training.md`, to the help of `--scheme` in `src/cli/train.rs`
+//!    and, where users of torch need it, to `python/pleach/torch/_schemes.py`.
 
 mod axes;
 mod bounded;
