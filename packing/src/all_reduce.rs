@@ -302,7 +302,7 @@ struct LinkPairs {
     nodes: usize,
     /// The node of every rank.
     ranks: Vec<usize>,
-    /// By their ends.
+    /// One entry for every two nodes that a link joins.
     pairs: Vec<LinkPair>,
     /// The unit of the capacities, in bytes a second.
     unit: Amount,

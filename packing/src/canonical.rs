@@ -21,7 +21,7 @@ pub(super) struct CanonicalTopology<'t> {
 }
 
 impl<'t> CanonicalTopology<'t> {
-    /// With this rank as the first; `None` if finding the order takes long.
+    /// The topology with this rank as the first; `None` if the search of the order takes long.
     pub(super) fn from_rank(original: &'t Topology, first: Rank) -> Option<Self> {
         let nodes = order_from(original, original.node(first))?;
         let topology = original.in_order(&nodes);

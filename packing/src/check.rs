@@ -30,7 +30,7 @@ pub use flaw::{CertificateFlaw, Flaw, PathFlaw};
 
 mod flaw;
 
-/// What a correct packing does to the links.
+/// The loads of the links and the depths of the trees of a correct packing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
     /// The load of every link, in the order of [`Topology::links`].

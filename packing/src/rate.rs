@@ -30,7 +30,7 @@ pub(crate) struct Bottleneck {
 ///
 /// # Panics
 ///
-/// When it exceeds what rates can hold, which no topology's amounts do.
+/// If the amount is too large for a rate. No amount of a topology is that large.
 #[must_use]
 pub(crate) fn signed(amount: Amount) -> i128 {
     i128::try_from(amount).expect("capacities of a topology stay far below 127 bits")

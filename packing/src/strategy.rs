@@ -64,7 +64,7 @@ impl Strategy {
         Self::ReduceScatterAllGather,
     ];
 
-    /// Its name on the command line.
+    /// The name of the strategy on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -65,7 +65,7 @@ pub enum Flaw {
         tree: usize,
         /// The index of the edge.
         edge: usize,
-        /// Its end that is nearer to the root.
+        /// The end of the edge that is nearer to the root.
         rank: Rank,
     },
     /// Two edges lead to a rank from the root: there is a cycle, or there are two paths.
@@ -75,7 +75,7 @@ pub enum Flaw {
         tree: usize,
         /// The index of the edge.
         edge: usize,
-        /// Its end that is farther from the root.
+        /// The end of the edge that is farther from the root.
         rank: Rank,
     },
     /// A tree does not reach all ranks.
@@ -125,9 +125,9 @@ pub enum Flaw {
         from: NodeId,
         /// The node where the link ends.
         to: NodeId,
-        /// Its load.
+        /// The load of the link.
         load: Rate,
-        /// Its capacity.
+        /// The capacity of the link.
         capacity: u64,
     },
     /// The trees do not carry the rate.
@@ -161,7 +161,7 @@ pub enum Flaw {
     Certificate(CertificateFlaw),
 }
 
-/// What can be wrong with a path.
+/// A fault of a path.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathFlaw {
@@ -210,7 +210,7 @@ pub enum PathFlaw {
     Weight,
 }
 
-/// What can be wrong with a certificate.
+/// A fault of a certificate.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateFlaw {

@@ -35,7 +35,7 @@ pub mod hybrid;
 /// The parameters that the paper leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlinkOptions {
-    /// How small the steps of the weights are. The number of trees in the paper suggests 0.1.
+    /// The size of the steps of the weights. The number of trees in the paper suggests 0.1.
     pub epsilon: f64,
     /// The share of the rate that may be lost to have fewer trees.
     pub threshold: f64,

@@ -32,7 +32,7 @@ pub mod ring;
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StrategyError {
-    /// Not a strategy for this collective.
+    /// The strategy has no packing for this collective.
     #[error("not for {collective}")]
     NotFor {
         /// The collective.

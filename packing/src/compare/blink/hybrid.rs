@@ -38,7 +38,7 @@ impl Classes {
     #[must_use]
     pub fn split(&self, bytes: u64) -> Split {
         let (fast, slow) = (u128::from(self.fast_bytes_per_s), u128::from(self.slow_bytes_per_s));
-        // What the fast links carry until the slow ones begin, in bytes · ns/s.
+        // The amount that the fast links carry until the slow ones begin, in bytes · ns/s.
         let ahead = u128::from(self.setup_ns) * fast;
         let left = (u128::from(bytes) * NS_PER_S).saturating_sub(ahead);
         let slow_bytes = match fast + slow {
