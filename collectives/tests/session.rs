@@ -10,6 +10,8 @@ mod job;
 mod kept;
 #[path = "session/member.rs"]
 mod member;
+#[path = "session/over_tcp.rs"]
+mod over_tcp;
 
 use std::time::Duration;
 
@@ -53,6 +55,7 @@ on_every_fabric!(
     a_member_that_dies_while_one_heals_is_replaced_as_a_source,
     who_dies_while_it_heals_holds_nobody_up,
     who_died_comes_back_on_its_seat,
+    one_dies_and_another_joins_at_once,
     the_first_member_dies_and_comes_back,
     who_is_not_of_the_job_is_refused,
     an_audit_names_who_differs,
@@ -260,6 +263,9 @@ fn two_join_at_once(fabric: &str) {
     let mut job = Job::start(fabric, 2, &[]);
     job.await_step(0, 5);
     let joined = [job.spawn(5, &[]), job.spawn(3, &[])];
+    for member in joined {
+        job.await_told(member, |told| matches!(told, Told::Joined(_)));
+    }
     job.await_all_of(&[0, 1, joined[0], joined[1]]);
     job.finish();
     job.check();
@@ -270,7 +276,7 @@ fn a_member_that_dies_while_one_heals_is_replaced_as_a_source(fabric: &str) {
     let mut job = Job::start(fabric, 4, &["state=6000000"]);
     job.await_step(0, 3);
     let joined = job.spawn(4, &[]);
-    job.await_told(joined, |told| matches!(told, Told::Joined));
+    job.await_told(joined, |told| matches!(told, Told::Joined(_)));
     job.signal(2, Signal::KILL);
     job.await_all_of(&[0, 1, 3, joined]);
     job.finish();
@@ -281,7 +287,7 @@ fn who_dies_while_it_heals_holds_nobody_up(fabric: &str) {
     let mut job = Job::start(fabric, 3, &["state=6000000"]);
     job.await_step(0, 3);
     let joined = job.spawn(3, &[]);
-    job.await_told(joined, |told| matches!(told, Told::Joined));
+    job.await_told(joined, |told| matches!(told, Told::Joined(_)));
     job.signal(joined, Signal::KILL);
     job.await_further_steps();
     job.finish();
@@ -293,8 +299,25 @@ fn who_died_comes_back_on_its_seat(fabric: &str) {
     let mut job = Job::start(fabric, 3, &[]);
     job.await_step(0, 5);
     job.signal(1, Signal::KILL);
+    job.await_all_of(&[0, 2]);
     let again = job.spawn(1, &[]);
-    job.await_told(again, |told| matches!(told, Told::Committed { bits: 0b111, .. }));
+    job.await_told(again, |told| *told == Told::Joined(1));
+    job.await_all_of(&[0, 2, again]);
+    job.finish();
+    job.check();
+}
+
+/// The dead may still have its seat when the other one asks for it.
+fn one_dies_and_another_joins_at_once(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &[]);
+    job.await_step(0, 5);
+    for dead in [1, 2] {
+        let joined = job.spawn(dead, &[]);
+        job.signal(dead, Signal::KILL);
+        job.await_told(joined, |told| matches!(told, Told::Joined(_)));
+        job.await_further_steps();
+    }
+    job.await_all_of(&[0, 3, 4, 5]);
     job.finish();
     job.check();
 }
@@ -305,7 +328,8 @@ fn the_first_member_dies_and_comes_back(fabric: &str) {
     job.await_step(1, 5);
     job.signal(0, Signal::KILL);
     let again = job.spawn(0, &[]);
-    job.await_told(again, |told| matches!(told, Told::Committed { bits: 0b111, .. }));
+    job.await_told(again, |told| *told == Told::Joined(0));
+    job.await_all_of(&[1, 2, again]);
     job.finish();
     job.check();
 }

@@ -29,8 +29,8 @@ pub(crate) enum Told {
     End(String),
     /// Registrations, connections, and the number of the last epoch.
     SetUp(u64, u64, u64),
-    /// It is a member.
-    Joined,
+    /// It is a member, on this seat.
+    Joined(u32),
     /// Anything else.
     Other(String),
 }
@@ -48,7 +48,7 @@ impl Told {
                 Self::Retry { step, epochs, left, members, change }
             }
             "setup" => Self::SetUp(number(), number(), number()),
-            "joined" => Self::Joined,
+            "joined" => Self::Joined(number() as u32),
             "end" => Self::End(words.next().unwrap_or_default().to_owned()),
             _ => Self::Other(line.to_owned()),
         }
@@ -125,13 +125,21 @@ impl Job {
         number
     }
 
+    fn hear(&mut self, member: u32, line: &str) {
+        let told = Told::of(line);
+        if let Told::Joined(seat) = told {
+            self.seats[member as usize] = seat;
+        }
+        self.told[member as usize].push(told);
+    }
+
     /// Waits until a member says such a thing.
     pub(crate) fn await_told(&mut self, seat: u32, wanted: impl Fn(&Told) -> bool) {
         let until = clock::now() + PATIENCE;
         while !self.told[seat as usize].iter().any(&wanted) {
             let left = until.since(clock::now());
             match self.lines.recv_timeout(left) {
-                Ok((seat, line)) => self.told[seat as usize].push(Told::of(&line)),
+                Ok((seat, line)) => self.hear(seat, &line),
                 Err(_) => panic!("seat {seat} did not say it: {:#?}", self.last()),
             }
         }
@@ -141,7 +149,7 @@ impl Job {
     pub(crate) fn listen(&mut self, time: Duration) {
         let until = clock::now() + time;
         while let Ok((seat, line)) = self.lines.recv_timeout(until.since(clock::now())) {
-            self.told[seat as usize].push(Told::of(&line));
+            self.hear(seat, &line);
         }
     }
 
@@ -190,7 +198,7 @@ impl Job {
         loop {
             let ended = self.members.iter_mut().all(|child| child.try_wait().expect("its own").is_some());
             match self.lines.recv_timeout(Duration::from_millis(20)) {
-                Ok((seat, line)) => self.told[seat as usize].push(Told::of(&line)),
+                Ok((seat, line)) => self.hear(seat, &line),
                 Err(_) if ended => break,
                 Err(_) => {}
             }

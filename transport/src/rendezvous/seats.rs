@@ -163,18 +163,12 @@ fn arrive_once(
     responder: &Arc<dyn Responder>,
     deadline: Nanos,
 ) -> Result<Arrival, JoinError> {
-    let mut store = open(world, deadline)?;
-    if let Some(running) = &mut store {
-        match running.wait(&[OPEN.to_owned()], now(), deadline) {
-            Ok(open) => {
-                let store = store.take().expect("was there");
-                return request_seat(store, &open[0], world, options, responder, deadline)
-                    .map(Arrival::Granted);
-            }
-            Err(StoreError::Missing { .. }) => {}
-            Err(StoreError::Failed { reason }) => return Err(JoinError::Ended { reason }),
-            Err(error) => return Err(JoinError::Store(error)),
+    let (mut store, is_own) = open(world, deadline)?;
+    if !is_own && let Some(mut running) = store.take() {
+        if let Some(open) = await_open(&mut *running, deadline)? {
+            return request_seat(running, &open, world, options, responder, deadline).map(Arrival::Granted);
         }
+        store = Some(running);
     }
     let path = store.as_ref().and_then(|store| store.path());
     let (mut joined, terms) = found(world, options, seats, Arc::clone(responder), store)?;
@@ -184,30 +178,52 @@ fn arrive_once(
     Ok(Arrival::Founded { joined, server, terms })
 }
 
-/// The store at the rendezvous address. Rank 0 makes it, unless the job runs.
-fn open(world: &World, deadline: Nanos) -> Result<Option<Box<dyn Store>>, JoinError> {
+/// What the holder of a store says first where the job runs; `None`: its ranks meet there. Who has
+/// made the store says either first.
+fn await_open(store: &mut dyn Store, deadline: Nanos) -> Result<Option<Vec<u8>>, JoinError> {
+    let mut look = |key: &str, until: Nanos| match store.wait(&[key.to_owned()], until, deadline) {
+        Ok(values) => Ok(values.into_iter().next()),
+        Err(StoreError::Missing { .. }) => Ok(None),
+        Err(StoreError::Failed { reason }) => Err(JoinError::Ended { reason }),
+        Err(error) => Err(JoinError::Store(error)),
+    };
+    let mut until = now();
+    loop {
+        if let Some(open) = look(OPEN, until)? {
+            return Ok(Some(open));
+        }
+        if look("rank/0", now())?.is_some() || now() >= deadline {
+            return Ok(None);
+        }
+        until = deadline.min(now() + LOOK / 4);
+    }
+}
+
+/// The store at the rendezvous address, and whether this process has made it: rank 0 does, unless
+/// the job runs.
+fn open(world: &World, deadline: Nanos) -> Result<(Option<Box<dyn Store>>, bool), JoinError> {
     let as_rank = |rank: Rank, deadline: Nanos| {
         // A world of one has no store otherwise.
         World { rank, world_size: world.world_size.max(2), ..world.clone() }.open_store(deadline)
     };
     if world.rank != 0 || world.rendezvous.is_none() {
-        return Ok(as_rank(world.rank, deadline)?);
+        return Ok((as_rank(world.rank, deadline)?, false));
     }
     if let Some(Rendezvous::File { folder } | Rendezvous::JobFolder { folder }) = &world.rendezvous {
         if let Ok(store) = as_rank(1, now()) {
-            return Ok(store);
+            return Ok((store, false));
         }
         while is_inhabited(folder) && now() < deadline {
             if let Ok(store) = as_rank(1, deadline.min(now() + LOOK)) {
-                return Ok(store);
+                return Ok((store, false));
             }
         }
     }
     match as_rank(0, deadline) {
         Err(error @ (OpenStoreError::PortInUse { .. } | OpenStoreError::Busy { .. })) => {
-            as_rank(1, deadline).map_err(|_| error.into())
+            as_rank(1, deadline).map(|store| (store, false)).map_err(|_| error.into())
         }
-        result => Ok(result?),
+        result => Ok((result?, true)),
     }
 }
 
