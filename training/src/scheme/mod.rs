@@ -669,4 +669,4 @@ const FETCHING: &[Vector] = &[Vector::Fetched, Vector::Arrival];
 const SUMMING: &[Vector] = &[Vector::Anchor, Vector::Fetched, Vector::Arrival, Vector::Sum];
 const REPLICATED: &[Vector] = &[Vector::Delta, Vector::Centre, Vector::Fetched];
 const SHARED: &[Vector] = &[Vector::Delta, Vector::Centre, Vector::Arrival];
-const TABLED: &[Vector] = &[Vector::Anchor, Vector::Delta, Vector::Centre, Vector::Fetched, Vector::Arrival];
+const TABLED: &[Vector] = &[Vector::Anchor, Vector::Delta, Vector::Centre, Vector::Arrival];

@@ -1,13 +1,15 @@
 //! Bounded staleness: who may be how far ahead, and mutants.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pleach_collectives::Rank;
 use pleach_training::interpreter::Plan;
-use pleach_training::policy::{Action, Actions, Event};
-use pleach_training::simulation::{Settings, Simulated, SimulationError};
-use pleach_training::{Learner, Policy, Simulation};
+use pleach_training::policy::{Action, Actions, Event, TableAction, Vector};
+use pleach_training::simulation::{Computing, Settings, Simulated, SimulationError};
+use pleach_training::{Layout, Learner, Policy, Simulation};
 use pleach_transport::clock::Nanos;
+use pleach_vocabulary::random::Random;
 
 use super::model::{Linear, ROUNDING, STEPS, difference, price, scheme, settings, simulate};
 use super::mutants::{Mutation, mutated};
@@ -98,6 +100,187 @@ fn a_dynamic_bound_is_never_above_the_high_one_and_of_equal_bounds_is_the_fixed_
         assert_eq!(fixed.parameters, dynamic.parameters, "{bound}, {ranks} ranks");
         assert_eq!((fixed.time, fixed.hash), (dynamic.time, dynamic.hash), "{bound}, {ranks} ranks");
     }
+}
+
+/// Learns to count. Each share has an element for each rank, to which each step of the rank adds 1.
+/// So a copy shows which updates it holds: those of a rank are added in its order.
+struct Counting {
+    /// How many steps of another rank the copy of a step may lack.
+    lacks: u64,
+    /// Whether a copy has to hold all updates of its rank.
+    has_own: bool,
+    /// What copies lacked or held twice.
+    wrong: Mutex<Vec<String>>,
+}
+
+impl Learner for Counting {
+    fn layout(&self) -> Layout {
+        Layout::of(&[(RANKS * RANKS) as usize])
+    }
+
+    fn initial(&self) -> Vec<f32> {
+        vec![0.0; (RANKS * RANKS) as usize]
+    }
+
+    fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
+        gradient.fill(0.0);
+        let shares = parameters.chunks_exact(RANKS as usize).zip(gradient.chunks_exact_mut(RANKS as usize));
+        for (owner, (counts, gradient)) in shares.enumerate() {
+            // Updates are divided by the number of ranks.
+            gradient[rank as usize] = -(RANKS as f32);
+            for (other, count) in (0..).zip(counts.iter().map(|count| *count as u64)) {
+                let is_right = if other != rank {
+                    count + self.lacks >= step && count <= STEPS
+                } else {
+                    count == step || !self.has_own && count < step
+                };
+                if !is_right {
+                    let what = format!("step {step} of {rank}: share {owner} has {count} of {other}");
+                    self.wrong.lock().expect("nobody panics").push(what);
+                }
+            }
+        }
+        1.0
+    }
+}
+
+/// What copies lacked in a drawn world, by a scheme that bounds that by so many steps; or why the
+/// simulation ended.
+fn lacked(text: &str, lacks: u64, seed: u64, mutation: Mutation) -> Result<Vec<String>, SimulationError> {
+    lacked_by(text, lacks, seed, &|rank, plan| mutated(Ok(plan), rank, mutation))
+}
+
+fn lacked_by(
+    text: &str,
+    lacks: u64,
+    seed: u64,
+    changed: &dyn Fn(Rank, Plan) -> Plan,
+) -> Result<Vec<String>, SimulationError> {
+    let has_own = text != "asp";
+    let learner = Counting { lacks, has_own, wrong: Mutex::default() };
+    let mut random = Random::new(seed);
+    let computing = ["10ms,cv=0.3", "10ms,cv=1", "10ms,cv=0.1,straggler=2:3", "10ms,cv=0"];
+    let computing = computing[random.index(computing.len())].parse().expect("is a text");
+    let settings = Settings { computing, seed, learning_rate: 1.0, ..settings(RANKS) };
+    let plan = |rank| {
+        let plan = scheme(text).plan(&learner.layout(), rank, RANKS).expect("trains on four ranks");
+        changed(rank, plan)
+    };
+    let simulation = Simulation::of_plans(&learner, &settings, plan).expect("there are ranks");
+    let longest = [1, 1_000_000, 30_000_000][random.index(3)];
+    let mut links = |_: u64| Duration::from_nanos(random.bits() % longest);
+    let trained = simulation.run(&mut links, &mut |_| {})?;
+    let mut wrong = learner.wrong.into_inner().expect("nobody panics");
+    if trained.parameters.iter().any(|count| *count != STEPS as f32) {
+        wrong.push(format!("the end: {:?}", trained.parameters));
+    }
+    Ok(wrong)
+}
+
+#[test]
+fn a_copy_holds_all_updates_of_its_rank_and_those_of_others_up_to_the_bound() {
+    for (text, lacks) in [
+        ("bsp", 0),
+        ("ssp:staleness=1", 1),
+        ("ssp:staleness=2", 2),
+        ("ssp", 3),
+        ("ssp:staleness=10", 10),
+        ("dssp:low=0,high=2", 2),
+        ("dssp:low=1,high=4", 4),
+        ("dssp", 15),
+        ("bap:distance=9", STEPS),
+        ("asp", STEPS),
+    ] {
+        for seed in 0..40 {
+            let wrong = lacked(text, lacks, seed, right).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert!(wrong.is_empty(), "{text}, seed {seed}: {} times, {}", wrong.len(), wrong[0]);
+        }
+    }
+}
+
+#[test]
+fn what_a_copy_lacks_shows() {
+    let found = |text: &str, lacks: u64, mutation: Mutation| {
+        (0..40).any(|seed| lacked(text, lacks, seed, mutation).is_ok_and(|wrong| !wrong.is_empty()))
+    };
+    // A bound that is one too large.
+    assert!(found("ssp:staleness=3", 2, right));
+    // Own updates lost where a rank reads its own shard.
+    assert!(found("ssp", 3, |rank, _, mut actions| {
+        for action in &mut actions {
+            if let (0, Action::Table(TableAction::Read { into: Vector::Parameters, with_pending })) =
+                (rank, action)
+            {
+                *with_pending = false;
+            }
+        }
+        actions
+    }));
+    // An owner that answers, and does not publish.
+    assert!(found("ssp", 3, |rank, event, mut actions| {
+        actions
+            .retain(|action| rank != 1 || event == Event::Start || !matches!(action, Action::Publish { .. }));
+        actions
+    }));
+    // An answer that is taken for that to the next question, too, which went behind an update.
+    let hasty = |rank, plan: Plan| {
+        let policy: Box<dyn Policy> = if rank == 2 { Box::new(Hasty(plan.policy)) } else { plan.policy };
+        Plan { policy, ..plan }
+    };
+    assert!((0..40).any(|seed| lacked_by("ssp", 3, seed, &hasty).is_ok_and(|wrong| !wrong.is_empty())));
+}
+
+/// Takes each answer for that to the next question, too.
+struct Hasty(Box<dyn Policy>);
+
+impl Policy for Hasty {
+    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        self.0.on(event, now, actions);
+        if let Event::Told { from, word } = event
+            && word >> 62 == 2
+        {
+            self.0.on(Event::Told { from, word: word + (1 << 42) }, now, actions);
+        }
+    }
+}
+
+/// How long equal ranks take if they wait for nothing but the bound: step c of a rank begins when
+/// its step before has ended, and step c - s - 1 of all others.
+fn ideal(computing: &Computing, settings: &Settings, staleness: u64) -> f64 {
+    let mut ends: Vec<Vec<f64>> = Vec::new();
+    for step in 0..settings.steps {
+        let before = step.checked_sub(staleness + 1).map(|step| &ends[step as usize]);
+        let bound = before.map_or(0.0, |ends| ends.iter().copied().fold(0.0, f64::max));
+        let end = |rank: Rank| {
+            let own = ends.last().map_or(0.0, |ends| ends[rank as usize]);
+            own.max(bound) + computing.time(settings.seed, rank, step).as_secs_f64()
+        };
+        let row = (0..settings.ranks).map(end).collect();
+        ends.push(row);
+    }
+    ends.last().map_or(0.0, |ends| ends.iter().copied().fold(0.0, f64::max))
+}
+
+#[test]
+fn ranks_of_equal_speed_wait_for_little_more_than_the_bound() {
+    let computing: Computing = "10ms,cv=0.3".parse().expect("is a text");
+    let mut wrong = Vec::new();
+    for ranks in [4, 8, 16] {
+        let settings = Settings { computing, steps: 100, learning_rate: 0.002, ..settings(ranks) };
+        // An owner hears of a question within a step of its own, so bounds of 1 and 2 are too short
+        // to ask in time.
+        for (staleness, most) in [(0, 1.0), (3, 1.15), (5, 1.05), (10, 1.05)] {
+            let text = format!("ssp:staleness={staleness}");
+            let simulation = Simulation::new(&Linear, &scheme(&text), &settings).expect("is not refused");
+            let trained = simulation.run(&mut |_: u64| Duration::ZERO, &mut |_| {}).expect("trains");
+            let took = trained.time.as_secs_f64() / ideal(&computing, &settings, staleness);
+            println!("{ranks} ranks, staleness {staleness}: {took:.3} of the time of the bound alone");
+            if !(0.999..most + 0.001).contains(&took) {
+                wrong.push((ranks, staleness, took));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 #[test]

@@ -1,12 +1,17 @@
 //! Parameter tables whose shards the ranks own, and how far apart ranks may go.
 //!
 //! A step is a clock. A rank trains at its copy of the table. What a step changes, divided by the
-//! number of ranks, it adds to the copy and to the table. For a new copy it asks all owners, who
-//! answer once their shards hold what it asks for, and reads the shards. Its question goes to an
-//! owner behind its updates, so the answer holds them too.
+//! number of ranks, it adds to the copy and to the table. For a new copy of a shard it asks the
+//! owner, who answers once the shard holds what is asked for, and reads the shard. Its question goes
+//! to the owner behind its updates, so the answer holds them too.
 //!
-//! * *SSP* (Ho et al. 2013): in clock c with bound s it takes a new copy if the one it has lacks a
-//!   clock below c - s, and asks for c - s complete clocks. Bound 0 is bulk synchronous (BSP).
+//! * *SSP* (Ho et al. 2013): in clock c with bound s it takes a new copy of each shard of which the
+//!   one it has lacks a clock below c - s. Bound 0 is bulk synchronous (BSP). An owner hears of a
+//!   question when its own step has ended. So a rank does not wait until its copy is too old: for
+//!   some clocks before that each of its updates asks for a new copy, and if the answer is there
+//!   when the step ends that is computed meanwhile, it reads the shard before it adds the next
+//!   update. A copy that is read then holds all updates of this rank, as none was added since the
+//!   question.
 //! * *DSSP* (Zhao et al. 2019): the bound is from `low` to `high`. The quickest rank goes on for a
 //!   few steps where the next push of the slowest is predicted to come sooner then. Its credits are
 //!   never more than `high` allows.
@@ -18,7 +23,9 @@
 //!
 //! **Invariants:** a copy holds all updates of its rank; with ASP, all until it asked. With SSP and
 //! DSSP a copy in clock c holds all updates of clocks up to c - s - 1, so no rank is more than s
-//! clocks ahead of the slowest. With BAP an update is added to a shard that holds at most D updates
+//! clocks ahead of the slowest. A rank waits iff the slowest is further behind, but for the time
+//! that an owner takes to hear of a question. An answer counts only if it is that to the last
+//! question, and this rank has added nothing since it asked. With BAP an update is added to a shard that holds at most D updates
 //! of others which the copy lacks by which it was computed. Owners check both. With bound 0 owners
 //! show complete clocks alone, so the result has the same bits in each run.
 
@@ -35,7 +42,7 @@ use crate::policy::{
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 use crate::state::{State, StateError};
-use bound::{Known, credits};
+use bound::{Answer, Known, Push, credits};
 
 pub(crate) use bound::Bound;
 
@@ -83,8 +90,6 @@ pub(crate) struct BoundedStaleness {
     ids: OperationIds,
     reading: u32,
     writing: u32,
-    /// Complete clocks in the copy.
-    copied: u64,
     /// Steps that this rank may make before it waits.
     credits: u64,
     /// When the step began that is computed, and how long the last one took.
@@ -117,12 +122,11 @@ impl BoundedStaleness {
             ids: OperationIds::default(),
             reading: 0,
             writing: 0,
-            copied: 0,
             credits: 0,
             began: Nanos::ZERO,
             interval: 0,
             known: vec![Known::default(); plan.ranks as usize],
-            asked: Vec::new(),
+            asked: Vec::with_capacity(plan.ranks as usize),
             has_asked: false,
             is_fresh: false,
             is_changed: true,
@@ -184,11 +188,19 @@ impl BoundedStaleness {
         self.copy(Vector::Anchor, Vector::Parameters, actions);
         self.mix(Vector::Parameters, Vector::Delta, 1.0, actions);
         self.add(self.plan.rank, self.interval, Vector::Delta, now, actions);
+        self.answer(actions);
         for to in self.plan.peers() {
-            let id = self.ids.take();
-            actions.push(Action::Write { id, to, from: Vector::Delta, word: self.interval });
+            let (id, push) = (self.ids.take(), Push { interval: self.interval, asks: self.question(to) });
+            actions.push(Action::Write { id, to, from: Vector::Delta, word: push.encode(self.next_step) });
             self.writing += 1;
             self.finish.sent(to);
+            if self.bound.is_of_clocks() {
+                // Answers to what was asked before this update may lack it.
+                self.known[to as usize].outdate();
+            }
+            if push.asks.is_some() {
+                self.known[to as usize].ask();
+            }
         }
         self.next_step += 1;
         self.is_fresh = false;
@@ -201,21 +213,42 @@ impl BoundedStaleness {
         actions.compute(self.next_step);
     }
 
+    /// For how many clocks an owner is asked with the next update, if the copy of its shard is, or
+    /// soon will be, too old.
+    fn question(&self, owner: Rank) -> Option<u64> {
+        let Bound::Clocks { low, .. } = self.bound else { return None };
+        let (next, copied) = (self.next_step + 1, self.known[owner as usize].copied);
+        let needed = |step: u64| step.saturating_sub(low);
+        if copied < needed(next) {
+            return Some(needed(next));
+        }
+        // With a bound of 0 a step needs the update of the one before, which the owner cannot have.
+        let is_soon = low > 0 && copied < needed(next + 1 + Bound::clocks_ahead(low));
+        is_soon.then(|| needed(next + 1).max(copied + 1))
+    }
+
+    /// Complete clocks in the copies of all shards.
+    fn copied(&self) -> u64 {
+        self.known.iter().map(|known| known.copied).min().unwrap_or(0)
+    }
+
     /// Begins the next step, if the bound allows it.
     fn go_on(&mut self, now: Nanos, actions: &mut Actions) {
         match self.bound {
             Bound::Clocks { low, high } => {
-                let needed = self.next_step.saturating_sub(low);
-                if self.copied >= needed {
+                let (needed, copied) = (self.next_step.saturating_sub(low), self.copied());
+                if copied >= needed {
                     return self.compute(now, actions);
                 }
                 if self.credits == 0 {
-                    let ahead = self.copied.saturating_add(high).saturating_add(1);
+                    let ahead = copied.saturating_add(high).saturating_add(1);
                     let most = ahead.saturating_sub(self.next_step);
                     self.credits = self.credits(now, needed, most);
                 }
                 if self.credits == 0 {
-                    return self.ask(needed, Then::GoOn, actions);
+                    // The last update has asked for it.
+                    self.phase = Phase::Asking(needed, Then::GoOn);
+                    return;
                 }
                 self.credits -= 1;
             }
@@ -269,7 +302,6 @@ impl BoundedStaleness {
         let known = &mut self.known[rank as usize];
         (known.clocks, known.came, known.interval) = (clocks + 1, now, interval);
         self.is_changed = true;
-        self.answer(actions);
     }
 
     /// Answers the ranks that ask for no more than the shard holds, in the order of the questions.
@@ -286,11 +318,19 @@ impl BoundedStaleness {
             let is_ready = needed <= held;
             if is_ready {
                 self.known[rank as usize].others_answered = self.others(rank);
-                Word::Result(held).tell(rank, actions);
+                let question = self.known[rank as usize].heard;
+                Word::Result(Answer { held, question }.encode()).tell(rank, actions);
             }
             !is_ready
         });
         self.asked = asked;
+    }
+
+    /// A rank asks for so many clocks or versions, in place of what it has asked for before.
+    fn hear(&mut self, from: Rank, needed: u64) {
+        self.known[from as usize].heard += 1;
+        self.asked.retain(|(rank, _)| *rank != from);
+        self.asked.push((from, needed));
     }
 
     /// Asks all owners for so many clocks or versions, and waits.
@@ -301,7 +341,7 @@ impl BoundedStaleness {
 
     fn tell_question(&mut self, needed: u64, actions: &mut Actions) {
         for owner in self.plan.peers() {
-            self.known[owner as usize].answer = None;
+            self.known[owner as usize].ask();
             Word::Round(needed).tell(owner, actions);
         }
     }
@@ -315,8 +355,6 @@ impl BoundedStaleness {
     /// All owners have answered. They hold all updates of this rank, so with BAP others may push
     /// as many more as this rank's next copy may lack.
     fn answered(&mut self, then: Then, actions: &mut Actions) {
-        let answers = self.plan.peers().filter_map(|peer| self.known[peer as usize].answer);
-        self.copied = answers.chain([self.measure()]).min().unwrap_or(0);
         if let Bound::Versions { .. } = self.bound {
             for peer in self.plan.peers() {
                 let held = if self.is_stopped { Word::MOST } else { self.known[peer as usize].asked_with };
@@ -329,16 +367,21 @@ impl BoundedStaleness {
         self.read(then, actions);
     }
 
+    /// Reads the shards of all owners that have answered, and this rank's own.
     fn read(&mut self, then: Then, actions: &mut Actions) {
         self.phase = Phase::Reading(then);
         for from in self.plan.peers() {
+            let Some(held) = self.known[from as usize].answer.take() else { continue };
+            self.known[from as usize].copied = held;
             let id = self.ids.take();
-            actions.push(Action::Read { id, from, into: Vector::Fetched, reads: Reads::Consistent });
+            actions.push(Action::Read { id, from, into: Vector::Parameters, reads: Reads::Consistent });
             self.reading += 1;
         }
-        self.known[self.plan.rank as usize].others_answered = self.others(self.plan.rank);
+        let (others, held) = (self.others(self.plan.rank), self.measure());
+        let own = &mut self.known[self.plan.rank as usize];
+        (own.others_answered, own.copied) = (others, held);
         let with_pending = self.has_pending();
-        actions.push(Action::Table(TableAction::Read { into: Vector::Fetched, with_pending }));
+        actions.push(Action::Table(TableAction::Read { into: Vector::Parameters, with_pending }));
     }
 
     /// Goes on where this rank waits for others.
@@ -353,7 +396,7 @@ impl BoundedStaleness {
     fn advance_once(&mut self, now: Nanos, actions: &mut Actions) -> bool {
         match self.phase {
             Phase::Computed if self.writing == 0 => {
-                if self.has_asked && self.unanswered(0).is_none() {
+                if self.has_answers() {
                     self.has_asked = false;
                     self.read(Then::Step, actions);
                 } else {
@@ -362,7 +405,6 @@ impl BoundedStaleness {
             }
             Phase::Asking(_, then) if self.missing().is_none() => self.answered(then, actions),
             Phase::Reading(then) if self.reading == 0 => {
-                self.copy(Vector::Fetched, Vector::Parameters, actions);
                 actions.push(Action::Exchanged);
                 self.is_fresh = true;
                 match then {
@@ -388,9 +430,24 @@ impl BoundedStaleness {
         true
     }
 
-    /// An owner that has not answered that it holds so much.
+    /// Whether a rank that has computed a gradient reads before it makes the step.
+    fn has_answers(&self) -> bool {
+        match self.bound {
+            Bound::Clocks { .. } => self.plan.peers().any(|peer| self.known[peer as usize].answer.is_some()),
+            Bound::Versions { .. } => false,
+            Bound::None => self.has_asked && self.unanswered(0).is_none(),
+        }
+    }
+
+    /// An owner that has not answered that it holds so much. With clocks, only if the copy of its
+    /// shard holds less.
     fn unanswered(&self, needed: u64) -> Option<Rank> {
-        self.plan.peers().find(|peer| self.known[*peer as usize].answer.is_none_or(|held| held < needed))
+        let is_of_clocks = self.bound.is_of_clocks();
+        let lacks = |known: &Known| !is_of_clocks || known.copied < needed;
+        self.plan.peers().find(|peer| {
+            let known = &self.known[*peer as usize];
+            lacks(known) && known.answer.is_none_or(|held| held < needed)
+        })
     }
 
     /// A rank for whose word or update this one waits.
@@ -413,10 +470,10 @@ impl BoundedStaleness {
     fn told(&mut self, from: Rank, word: u64, actions: &mut Actions) {
         match Word::decode(word) {
             Word::Round(needed) => {
-                self.asked.push((from, needed));
+                self.hear(from, needed);
                 self.answer(actions);
             }
-            Word::Result(held) => self.known[from as usize].answer = Some(held),
+            Word::Result(number) => self.known[from as usize].answered(Answer::decode(number)),
             Word::Held(clocks) => self.known[from as usize].holds = clocks,
             Word::Finished(sent) => self.finish.told(from, sent),
         }
@@ -444,6 +501,8 @@ impl Policy for BoundedStaleness {
             }
             Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Pause => {}
             Event::Resume => {
+                // What was asked before is answered, and is not read any more.
+                self.known.iter_mut().for_each(Known::outdate);
                 self.is_changed = true;
                 self.compute(now, actions);
             }
@@ -455,7 +514,12 @@ impl Policy for BoundedStaleness {
             Event::Done(..) => self.reading -= 1,
             Event::Arrived { from, word } => {
                 self.finish.came(from);
-                self.add(from, word, Vector::Arrival, now, actions);
+                let Push { interval, asks } = Push::decode(word, self.known[from as usize].clocks);
+                self.add(from, interval, Vector::Arrival, now, actions);
+                if let Some(needed) = asks {
+                    self.hear(from, needed);
+                }
+                self.answer(actions);
             }
             Event::Told { from, word } => self.told(from, word, actions),
             Event::Stop => self.stop(actions),
@@ -471,7 +535,6 @@ impl Policy for BoundedStaleness {
         }
         state.field(&mut self.next_step);
         state.field(&mut self.ids);
-        state.field(&mut self.copied);
         state.field(&mut self.credits);
         state.field(&mut self.interval);
         state.field(&mut self.known);
