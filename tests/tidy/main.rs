@@ -69,6 +69,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/group/premultiplied.rs", "products of a call's elements by their addresses"),
     ("collectives/src/group/raw.rs", "operations on memory by its address"),
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
+    ("training/tests/allocations.rs", "counts allocations"),
     ("training/tests/memory.rs", "counts allocated bytes"),
     ("benches/training/allocations.rs", "counts allocations"),
     ("training/src/svm/wide.rs", "calls loops that were compiled for vectors of this processor"),

@@ -10,7 +10,8 @@
 //! [`place`] sweeps once over the pushes of all workers in the order of time, through a heap of one
 //! next push a worker. At each push it looks at one selection: the last push of each worker so far.
 //! No other selection that ends there is better by either [`Objective`], so the best of the sweep
-//! is the best of all. That takes O(n·R·log n) time and O(n) memory.
+//! is the best of all. That takes O(n·R·log n) time and O(n) memory, which a [`Placer`] keeps for
+//! its next barrier.
 //!
 //! **Invariants:** times are integers, and the first of the best selections counts, so equal
 //! predictions give equal barriers on all machines. No worker does more than R iterations.
@@ -108,7 +109,7 @@ pub enum Objective {
 }
 
 /// A barrier behind one push of each worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Barrier {
     /// The earliest of the pushes.
     pub first: u64,
@@ -184,40 +185,65 @@ pub fn place(
     lookahead: u32,
     objective: Objective,
 ) -> Result<Barrier, ZipLineError> {
-    check(workers, now, lookahead)?;
-    let mut heap: BinaryHeap<Reverse<(u64, u32)>> = workers
-        .iter()
-        .zip(0..)
-        .map(|(prediction, worker)| Reverse((prediction.next - now, worker)))
-        .collect();
-    let mut sweep = Sweep::new(workers.len());
-    let mut best: Option<Candidate> = None;
-    let mut compared = 0;
-    while let Some(mut top) = heap.peek_mut() {
-        let Reverse((time, worker)) = *top;
-        let done = sweep.push(time, worker);
-        if done < lookahead {
-            top.0.0 = time + workers[worker as usize].interval;
-        } else {
-            PeekMut::pop(top);
+    let mut barrier = Barrier::default();
+    Placer::default().place(workers, now, lookahead, objective, &mut barrier)?;
+    Ok(barrier)
+}
+
+/// Places one barrier after the other in the same memory.
+#[derive(Debug, Default)]
+pub struct Placer {
+    /// The next push of each worker that has one: its time, counted from now.
+    heap: BinaryHeap<Reverse<(u64, u32)>>,
+    sweep: Sweep,
+}
+
+impl Placer {
+    /// As the function [`place`], into a barrier that there is. After an error that is as it was.
+    ///
+    /// # Errors
+    ///
+    /// Each variant of [`ZipLineError`].
+    pub fn place(
+        &mut self,
+        workers: &[Prediction],
+        now: u64,
+        lookahead: u32,
+        objective: Objective,
+        barrier: &mut Barrier,
+    ) -> Result<(), ZipLineError> {
+        check(workers, now, lookahead)?;
+        let Self { heap, sweep } = self;
+        heap.clear();
+        let first_pushes = workers.iter().zip(0..);
+        heap.extend(first_pushes.map(|(prediction, worker)| Reverse((prediction.next - now, worker))));
+        sweep.begin(workers.len());
+        let mut best: Option<Candidate> = None;
+        let mut compared = 0;
+        while let Some(mut top) = heap.peek_mut() {
+            let Reverse((time, worker)) = *top;
+            let done = sweep.push(time, worker);
+            if done < lookahead {
+                top.0.0 = time + workers[worker as usize].interval;
+            } else {
+                PeekMut::pop(top);
+            }
+            let Some(first) = sweep.first() else { continue };
+            compared += 1;
+            let waiting = workers.len() as u128 * u128::from(time) - sweep.sum;
+            let candidate = Candidate { first, at: time, waiting };
+            // Of pushes at one time the last one ends the best selection.
+            if best.is_none_or(|best| best.at == time || candidate.is_better(best, objective)) {
+                best = Some(candidate);
+            }
         }
-        let Some(first) = sweep.first() else { continue };
-        compared += 1;
-        let waiting = workers.len() as u128 * u128::from(time) - sweep.sum;
-        let candidate = Candidate { first, at: time, waiting };
-        // Of pushes at one time the last one ends the best selection.
-        if best.is_none_or(|best| best.at == time || candidate.is_better(best, objective)) {
-            best = Some(candidate);
-        }
+        let best = best.expect("after all pushes each worker has pushed");
+        (barrier.first, barrier.at) = (now + best.first, now + best.at);
+        (barrier.waiting, barrier.compared) = (best.waiting, compared);
+        barrier.iterations.clear();
+        barrier.iterations.extend(iterations(workers, now, best.at, lookahead));
+        Ok(())
     }
-    let best = best.expect("after all pushes each worker has pushed");
-    Ok(Barrier {
-        first: now + best.first,
-        at: now + best.at,
-        waiting: best.waiting,
-        iterations: iterations(workers, now, best.at, lookahead),
-        compared,
-    })
 }
 
 fn check(workers: &[Prediction], now: u64, lookahead: u32) -> Result<(), ZipLineError> {
@@ -247,12 +273,11 @@ fn check(workers: &[Prediction], now: u64, lookahead: u32) -> Result<(), ZipLine
 }
 
 /// The pushes of each worker up to a time, from 1.
-fn iterations(workers: &[Prediction], now: u64, at: u64, lookahead: u32) -> Vec<u32> {
-    let of = |prediction: &Prediction| {
+fn iterations(workers: &[Prediction], now: u64, at: u64, lookahead: u32) -> impl Iterator<Item = u32> {
+    workers.iter().map(move |prediction| {
         let pushes = 1 + (at - (prediction.next - now)) / prediction.interval;
         u32::try_from(pushes).unwrap_or(u32::MAX).min(lookahead)
-    };
-    workers.iter().map(of).collect()
+    })
 }
 
 /// A selection, with times counted from now.
@@ -279,6 +304,7 @@ impl Candidate {
 const NOBODY: u32 = u32::MAX;
 
 /// The last push of each worker up to now, in a list by time: who pushes again goes to its end.
+#[derive(Debug, Default)]
 struct Sweep {
     last: Vec<Push>,
     first_worker: u32,
@@ -288,7 +314,7 @@ struct Sweep {
     sum: u128,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Push {
     time: u64,
     /// From 1; 0 before the first push.
@@ -298,15 +324,12 @@ struct Push {
 }
 
 impl Sweep {
-    fn new(workers: usize) -> Self {
-        let push = Push { time: 0, count: 0, before: NOBODY, behind: NOBODY };
-        Self {
-            last: vec![push; workers],
-            first_worker: NOBODY,
-            last_worker: NOBODY,
-            missing: workers,
-            sum: 0,
-        }
+    /// Begins with workers that have not pushed.
+    fn begin(&mut self, workers: usize) {
+        self.last.clear();
+        self.last.resize(workers, Push { time: 0, count: 0, before: NOBODY, behind: NOBODY });
+        (self.first_worker, self.last_worker) = (NOBODY, NOBODY);
+        (self.missing, self.sum) = (workers, 0);
     }
 
     /// Takes the next push; returns how many this worker has made.

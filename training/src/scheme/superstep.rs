@@ -20,7 +20,7 @@ use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector
 use crate::scheme::finish::Word;
 use crate::shares::WindowPlan;
 use crate::state::State;
-use crate::zipline::{Intervals, Objective, Prediction, Predictor, place};
+use crate::zipline::{Barrier, Intervals, Objective, Placer, Prediction, Predictor};
 
 /// The policy of [`Scheme::ElasticBsp`](crate::Scheme::ElasticBsp).
 #[derive(Debug)]
@@ -47,6 +47,11 @@ pub(crate) struct Supersteps {
     is_exceeded: bool,
     /// On rank 0, by rank: the predicted interval; 0 after a rank's last step.
     predicted: Vec<Option<u64>>,
+    /// On rank 0: what the ranks that make steps will do, and the barrier behind that. Their memory
+    /// is used again.
+    running: Vec<Prediction>,
+    placer: Placer,
+    barrier: Barrier,
 }
 
 impl Supersteps {
@@ -74,6 +79,9 @@ impl Supersteps {
             has_ended: false,
             is_exceeded: false,
             predicted: vec![None; plan.ranks as usize],
+            running: Vec::new(),
+            placer: Placer::default(),
+            barrier: Barrier::default(),
         }
     }
 
@@ -115,21 +123,20 @@ impl Supersteps {
         if self.plan.rank != 0 || self.is_averaging || self.predicted.contains(&None) {
             return;
         }
-        let predicted: Vec<u64> = self.predicted.iter_mut().filter_map(Option::take).collect();
-        let running: Vec<Prediction> = predicted
-            .iter()
-            .filter(|interval| **interval > 0)
-            .map(|interval| Prediction { next: *interval, interval: *interval })
-            .collect();
-        let placed = place(&running, 0, self.lookahead, self.objective);
-        // If speeds differ by more than the lookahead, a barrier follows each step.
-        let mut steps =
-            placed.map_or_else(|_| vec![1; running.len()], |barrier| barrier.iterations).into_iter();
-        for (rank, interval) in (0..).zip(predicted) {
+        let Self { predicted, running, placer, barrier, .. } = self;
+        running.clear();
+        let running_ranks = predicted.iter().flatten().filter(|interval| **interval > 0);
+        running.extend(running_ranks.map(|interval| Prediction { next: *interval, interval: *interval }));
+        if placer.place(running, 0, self.lookahead, self.objective, barrier).is_err() {
+            // If speeds differ by more than the lookahead, a barrier follows each step.
+            barrier.iterations.clear();
+        }
+        let mut steps = barrier.iterations.iter();
+        for (rank, interval) in (0..).zip(predicted.iter_mut().filter_map(Option::take)) {
             let word = match interval {
                 _ if running.is_empty() => Word::Finished(0),
                 0 => Word::Round(0),
-                _ => Word::Round(steps.next().unwrap_or(1).into()),
+                _ => Word::Round(steps.next().copied().unwrap_or(1).into()),
             };
             if rank == 0 {
                 self.told = Some(word);
