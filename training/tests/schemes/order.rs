@@ -8,6 +8,7 @@ use std::time::Duration;
 use pleach_collectives::{Group, Rank};
 use pleach_training::interpreter::Plan;
 use pleach_training::policy::{Action, Actions, Event, Outcome, Update};
+use pleach_training::replay::{LogError, replay_all};
 use pleach_training::simulation::{Settings, Simulated, Simulation, SimulationError};
 use pleach_training::{Layout, Learner, Policy, PolicyError, Sgd, TrainError, Trained, Trainer};
 use pleach_transport::clock::Nanos;
@@ -365,23 +366,26 @@ fn ranks_that_train_bucket_by_bucket_end_with_the_bits_of_the_simulation() {
 }
 
 /// Trains bucket by bucket to the end of `steps`, from a checkpoint and to another one before step
-/// 11.
+/// 11, with a log if there is a folder for it.
 fn train_kept(
     group: &Group,
-    steps: u64,
+    (text, steps): (&str, u64),
     from: Option<&Path>,
     to: Option<&Path>,
+    logs: Option<&Path>,
     world: &Settings,
 ) -> Result<Trained, TrainError> {
     let layout = Linear.layout();
     let sgd = Arc::new(Mutex::new(Sgd::new(layout.parameters(), world.learning_rate, world.momentum)));
     let lock = || sgd.lock().expect("no step panics");
     let in_trainer = Arc::clone(&sgd);
-    let mut trainer = Trainer::new(group, &scheme("sync:bucket=16"), &layout, steps)?.by_bucket(
-        move |piece, parameters, gradient| {
-            in_trainer.lock().expect("no step panics").step_piece(piece, parameters, gradient);
-        },
-    )?;
+    let trainer = Trainer::new(group, &scheme(text), &layout, steps)?;
+    let mut trainer = trainer.by_bucket(move |piece, parameters, gradient| {
+        in_trainer.lock().expect("no step panics").step_piece(piece, parameters, gradient);
+    })?;
+    if let Some(folder) = logs {
+        trainer = trainer.logged(folder)?;
+    }
     match from {
         None => trainer.parameters_mut().copy_from_slice(&Linear.initial()),
         Some(folder) => {
@@ -416,7 +420,8 @@ fn a_training_bucket_by_bucket_goes_on_from_a_checkpoint_bit_for_bit() {
     // The first process goes on after its checkpoint for a while.
     for (steps, from, to) in [(15, None, Some(folder.path())), (world.steps, Some(folder.path()), None)] {
         let all = with_group(Fabric::Tcp, |group| {
-            let trained = train_kept(&group, steps, from, to, &world).expect("trains");
+            let training = ("sync:bucket=16", steps);
+            let trained = train_kept(&group, training, from, to, None, &world).expect("trains");
             group.close().expect("all ranks close");
             trained
         });
@@ -425,6 +430,45 @@ fn a_training_bucket_by_bucket_goes_on_from_a_checkpoint_bit_for_bit() {
             if steps == world.steps {
                 assert_eq!(trained.parameters[..], whole);
             }
+        }
+    }
+}
+
+#[test]
+fn the_log_of_a_training_bucket_by_bucket_is_replayed_from_the_start_and_from_a_checkpoint() {
+    let world = Settings { learning_rate: 0.005, ..settings(RANKS) };
+    for text in ["sync:bucket=16", "sync:bucket=16,order=fifo", "local-sgd:every=3"] {
+        let (logs, kept) = (Folder::new("by-bucket-logs"), Folder::new("by-bucket-logged"));
+        for (steps, from, to) in [(15, None, Some(kept.path())), (world.steps, Some(kept.path()), None)] {
+            with_group(Fabric::Shm, |group| {
+                train_kept(&group, (text, steps), from, to, Some(logs.path()), &world).expect("trains");
+                group.close().expect("all ranks close");
+            });
+            let all = replay_all(logs.path()).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(all.len(), RANKS as usize, "{text}");
+            assert!(all.iter().all(|replayed| replayed.is_complete && replayed.events > 11), "{text}");
+            let log = std::fs::read_to_string(logs.path().join("rank-2.log")).expect("was written");
+            assert!(log.contains("\"by_bucket\":true"), "{text}");
+            if text.starts_with("sync") {
+                for word in ["\"Needed\"", "\"Begin\"", "\"Supply\"", "\"StepPiece\""] {
+                    assert!(log.contains(word), "{text}: no {word}");
+                }
+                assert_eq!(log.contains("\"Pause\""), to.is_some(), "{text}");
+            }
+        }
+        if text.starts_with("sync") {
+            // A bucket that the policy has supplied, and another one in the log.
+            let file = logs.path().join("rank-2.log");
+            let log = std::fs::read_to_string(&file).expect("was written");
+            let changed = log.replacen("{\"Supply\":{\"bucket\":1}}", "{\"Supply\":{\"bucket\":0}}", 1);
+            assert_ne!(changed, log);
+            std::fs::write(&file, changed).expect("there is space");
+            let error = replay_all(logs.path()).expect_err("it was changed");
+            assert!(matches!(error, LogError::Different { .. }), "{text}: {error}");
+            // The policy of another kind of training asks for other things.
+            let changed = log.replacen("\"by_bucket\":true", "\"by_bucket\":false", 1);
+            std::fs::write(&file, changed).expect("there is space");
+            replay_all(logs.path()).expect_err("that is another policy");
         }
     }
 }
