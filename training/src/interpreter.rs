@@ -366,7 +366,7 @@ impl Interpreter {
             match self.plan.window {
                 Some(plan) => {
                     let shard = vec![0.0; plan.share(plan.rank, self.plan.parameters).len()];
-                    self.table = Some(Table::new(&shard, plan.ranks, true));
+                    self.table = Some(Table::new(&shard, plan.ranks, true).of_rows(plan.row));
                 }
                 None => state.refuse(StateError::Value),
             }
@@ -637,7 +637,7 @@ impl Interpreter {
         let [elements] = vectors.pieces([vector], &share);
         match (action, &mut self.table) {
             (TableAction::Begin { is_ordered, .. }, table) => {
-                *table = Some(Table::new(elements, plan.ranks, is_ordered));
+                *table = Some(Table::new(elements, plan.ranks, is_ordered).of_rows(plan.row));
             }
             (TableAction::Add { rank, .. }, Some(table)) if rank < plan.ranks => table.add(rank, elements),
             (TableAction::Read { with_pending, .. }, Some(table)) => table.read(elements, with_pending),

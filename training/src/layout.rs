@@ -13,6 +13,8 @@ pub type Bucket = usize;
 pub struct Layout {
     layers: Vec<usize>,
     parameters: usize,
+    /// Elements of a row; `None` of a model that is no table.
+    row: Option<usize>,
 }
 
 impl Layout {
@@ -20,7 +22,21 @@ impl Layout {
     #[must_use]
     pub fn of(layers: &[usize]) -> Self {
         let parameters = layers.iter().fold(0, |sum: usize, layer| sum.saturating_add(*layer));
-        Self { layers: layers.to_vec(), parameters }
+        Self { layers: layers.to_vec(), parameters, row: None }
+    }
+
+    /// A table of so many rows of this length, as one layer: an update that changes few rows is
+    /// sent and kept as those rows, by schemes whose ranks write to each other.
+    #[must_use]
+    pub fn table(rows: usize, length: usize) -> Self {
+        let length = length.max(1);
+        Self { row: Some(length), ..Self::of(&[rows.saturating_mul(length)]) }
+    }
+
+    /// The elements of a row, of a table.
+    #[must_use]
+    pub fn row(&self) -> Option<usize> {
+        self.row
     }
 
     /// The number of all parameters.

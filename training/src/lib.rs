@@ -22,6 +22,7 @@ pub mod parallelize;
 mod perceptron;
 pub mod policy;
 pub mod replay;
+mod rows;
 mod scheme;
 pub mod shares;
 pub mod simulation;
@@ -37,6 +38,7 @@ pub use learner::{Learner, Sgd};
 pub use ledger::PolicyError;
 pub use perceptron::{Perceptron, Reading, Sample};
 pub use policy::Policy;
+pub use rows::Rows;
 pub use scheme::{
     Axes, Exchange, ExchangeRule, Parallelism, Refusal, Scheme, SchemeTextError, State, Timing,
 };

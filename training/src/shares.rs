@@ -1,7 +1,7 @@
 //! Which elements each rank publishes, and its peers write to it.
 //!
 //! **Invariant:** the parts of [`Shares::Parts`] hold each element once, and none is longer than
-//! the first.
+//! the first. Those of a table have whole rows.
 
 use std::ops::Range;
 
@@ -27,6 +27,8 @@ pub struct WindowPlan {
     pub shares: Shares,
     /// Most writes to a peer that the peer has not heard of, at least 1.
     pub slots: u16,
+    /// Elements of a row, of a [table](crate::Layout::table).
+    pub row: Option<usize>,
 }
 
 impl WindowPlan {
@@ -48,7 +50,10 @@ impl WindowPlan {
     pub fn longest(&self, elements: usize) -> usize {
         match self.shares {
             Shares::Whole => elements,
-            Shares::Parts => elements.div_ceil(self.ranks as usize),
+            Shares::Parts => {
+                let row = self.row.unwrap_or(1);
+                elements.div_ceil(row).div_ceil(self.ranks as usize) * row
+            }
         }
     }
 
@@ -70,13 +75,16 @@ mod tests {
         fn parts_hold_each_element_once_and_none_is_longer_than_the_first(
             elements in 0_usize..200,
             ranks in 1_u32..40,
+            row in prop::option::of(1_usize..9),
         ) {
-            let plan = WindowPlan { rank: 0, ranks, shares: Shares::Parts, slots: 1 };
+            let plan = WindowPlan { rank: 0, ranks, shares: Shares::Parts, slots: 1, row };
+            let elements = elements * row.unwrap_or(1);
             let parts: Vec<_> = (0..ranks).map(|rank| plan.share(rank, elements)).collect();
-            prop_assert_eq!(parts[0].len(), plan.longest(elements));
+            prop_assert_eq!(parts[0].len(), plan.longest(elements).min(elements));
             let mut end = 0;
             for part in parts {
                 prop_assert_eq!(part.start, end);
+                prop_assert!(part.len().is_multiple_of(row.unwrap_or(1)));
                 prop_assert!(part.len() <= plan.longest(elements));
                 end = part.end;
             }

@@ -467,7 +467,7 @@ impl Scheme {
     /// The scheme does not train on so many ranks: the same on all.
     pub fn plan(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
         let parameters = layout.parameters();
-        let window = |shares| WindowPlan { rank, ranks, shares, slots: SLOTS };
+        let window = |shares| WindowPlan { rank, ranks, shares, slots: SLOTS, row: layout.row() };
         let mut lines = Vec::new();
         let mut vectors = vec![Vector::Parameters, Vector::Gradient];
         let (policy, more, window): (Box<dyn Policy>, &[Vector], _) = match *self {

@@ -19,6 +19,7 @@ use crate::learner::{Learner, Sgd};
 use crate::ledger::PolicyError;
 use crate::lines::Line;
 use crate::policy::{Event, OperationId, Vector};
+use crate::rows::{decode as decode_rows, encode as encode_rows};
 use crate::state::StateError;
 
 /// What a rank has published.
@@ -224,10 +225,12 @@ impl SimulatedRank {
                 Some((None, to, WORD_BYTES, Message { from: from_rank, word, elements: None }))
             }
             Outgoing::Write { id, to, from, piece, word } => {
-                let bytes = size_of::<f32>() as u64 * piece.len() as u64;
+                let (row, mut memory) = (self.row(), Vec::new());
+                let elements: Arc<[f32]> = Arc::from(encode_rows(self.piece(from, &piece), row, &mut memory));
+                let bytes = size_of_val(&elements[..]) as u64;
                 self.count(bytes);
-                let elements = Some(Arc::from(&*self.piece(from, &piece)));
-                Some((Some(id), to, bytes + WORD_BYTES, Message { from: from_rank, word, elements }))
+                let message = Message { from: from_rank, word, elements: Some(elements) };
+                Some((Some(id), to, bytes + WORD_BYTES, message))
             }
         }
     }
@@ -241,7 +244,13 @@ impl SimulatedRank {
     pub(crate) fn take_arrival(&mut self, elements: &[f32]) {
         let plan = self.interpreter.window().expect("a peer with the same plan has written");
         let share = plan.share(self.number, self.interpreter.parameters());
-        self.piece(Vector::Arrival, &share).copy_from_slice(elements);
+        let row = self.row();
+        decode_rows(elements, row, self.piece(Vector::Arrival, &share));
+    }
+
+    /// Elements of a row, of a table.
+    fn row(&self) -> Option<usize> {
+        self.interpreter.window().and_then(|plan| plan.row)
     }
 
     /// The version, the word and the elements that are published.

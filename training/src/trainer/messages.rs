@@ -18,6 +18,7 @@ use pleach_transport::clock::{self, Nanos};
 use super::{TrainError, Trainer};
 use crate::interpreter::{Request, Vectors};
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
+use crate::rows::encode;
 
 /// How long a rank that waits for something else, as a credit, waits for it or for messages in
 /// turn.
@@ -55,6 +56,8 @@ pub(crate) struct Messages {
     waits_since: Option<Nanos>,
     /// Vectors of messages that were heard.
     spare: Vec<Vec<f32>>,
+    /// The rows of a write.
+    rows: Vec<f32>,
 }
 
 impl Messages {
@@ -69,6 +72,7 @@ impl Messages {
             at_rest: vec![false; ranks as usize],
             waits_since: None,
             spare: Vec::new(),
+            rows: Vec::new(),
         }
     }
 
@@ -228,14 +232,16 @@ impl Trainer {
                 Ok(Some((id, Outcome::Read { version, word })))
             }
             Request::Write { id, to, from, piece, word } => {
-                self.times.bytes += size_of::<f32>() as u64 * piece.len() as u64;
+                let row = self.row();
                 let window = self.vectors.window.take();
                 let mut window = window.expect("a plan with writes has a window");
                 let written = if piece.is_empty() {
                     window.write(to, slot, &[0.0_f32; 0], word.into())
                 } else {
                     let [elements] = self.vectors.pieces([from], &piece);
-                    window.write(to, slot, elements, word.into())
+                    let sent = encode(elements, row, &mut self.messages.rows);
+                    self.times.bytes += size_of_val(sent) as u64;
+                    window.write(to, slot, sent, word.into())
                 };
                 self.vectors.window = Some(window);
                 written?;
@@ -249,6 +255,11 @@ impl Trainer {
             }
             _ => unreachable!("these go another way"),
         }
+    }
+
+    /// Elements of a row, of a table.
+    fn row(&self) -> Option<usize> {
+        self.interpreter.window().and_then(|plan| plan.row)
     }
 
     /// Reads the share of a peer.
@@ -290,7 +301,8 @@ impl Trainer {
         let event = match elements {
             None => Event::Told { from, word },
             Some(elements) => {
-                self.vectors.store_arrival(&elements);
+                let row = self.row();
+                self.vectors.store_arrival(&elements, row);
                 self.messages.spare.push(elements);
                 Event::Arrived { from, word }
             }

@@ -50,6 +50,7 @@ use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Vector};
 use crate::replay::{Log, LogError};
+use crate::rows::Rows;
 use crate::scheme::{Refusal, Scheme};
 use messages::Messages;
 use metrics::TrainingMetrics;
@@ -123,6 +124,21 @@ pub enum TrainError {
     /// A log was not written.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The layout is no table.
+    #[error("no rows: the layout is no table; make it by Layout::table")]
+    NoRows,
+    /// A row that there is not, or elements that are none.
+    #[error("row {row} with {elements} elements: the table has {rows} rows of {length}; give one of these")]
+    Row {
+        /// The row.
+        row: usize,
+        /// The rows of the table.
+        rows: usize,
+        /// The elements that were given, if any were.
+        elements: usize,
+        /// Those of a row.
+        length: usize,
+    },
     /// A part of the gradient is wanted that is averaged already.
     #[error("gradient in use: bucket {bucket} of step {step} is being averaged; write it before it is ready")]
     UnderWay {
@@ -282,7 +298,8 @@ impl Trainer {
         if layout.parameters() == 0 {
             return Err(TrainError::NoParameters);
         }
-        let hash = layout.layers().iter().fold(0, |hash, layer| chain(hash, *layer as u64));
+        let numbers = layout.layers().iter().copied().chain(layout.row());
+        let hash = numbers.fold(0, |hash, number| chain(hash, number as u64));
         let plan = scheme.plan(layout, group.rank(), group.world_size())?;
         let vectors = RegisteredVectors::new(group, &plan)?;
         Ok(Self {
@@ -823,6 +840,18 @@ impl Step<'_> {
         }
         let vectors = self.trainer.vectors.for_computing(parameters, &(0..parameters));
         Ok(vectors.expect("no bucket is ready"))
+    }
+
+    /// The rows of a table, of which this step reads and changes some. Nothing was added to the
+    /// gradient.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NoRows`]; those of [`Step::vectors`].
+    pub fn rows(&mut self) -> Result<Rows<'_>, TrainError> {
+        let row = self.trainer.layout.row().ok_or(TrainError::NoRows)?;
+        let (parameters, gradient) = self.vectors()?;
+        Ok(Rows::new(row, parameters, gradient))
     }
 
     /// The parameters, and a bucket of the gradient to be written.

@@ -9,6 +9,7 @@ use pleach_collectives::{Buffer, CollectiveError, Group, Window};
 
 use crate::interpreter::{Plan, Vectors};
 use crate::policy::Vector;
+use crate::rows::decode;
 
 /// One vector: its pieces that are here, each with the place where it begins, in order.
 #[derive(Debug, Default)]
@@ -106,11 +107,10 @@ impl RegisteredVectors {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Stores the elements of a write that has come.
-    pub(crate) fn store_arrival(&mut self, elements: &[f32]) {
+    /// Stores the elements of a write that has come, which are rows of so many each.
+    pub(crate) fn store_arrival(&mut self, elements: &[f32], row: Option<usize>) {
         if let Some((_, part)) = self.vectors[Vector::Arrival.index()].0.first_mut() {
-            let len = part.len().min(elements.len());
-            part[..len].copy_from_slice(&elements[..len]);
+            decode(elements, row, part);
         }
     }
 

@@ -17,6 +17,7 @@ mod real;
 mod replay;
 mod resume;
 mod rounds;
+mod rows;
 mod superstep;
 mod swarm;
 mod taxonomy;
