@@ -13,6 +13,7 @@
 mod cause;
 mod cluster;
 mod late;
+pub mod many;
 mod mutation;
 mod run;
 mod scenario;

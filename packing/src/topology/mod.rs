@@ -15,7 +15,7 @@ use std::fmt;
 use pleach_vocabulary::Rank;
 
 pub use decimal::{NumberFault, bytes_per_s, gb_per_s};
-pub use presets::{PRESET_RANKS_MAX, PRESETS, PresetError, PresetForm, preset};
+pub use presets::{PRESET_RANKS_MAX, PRESETS, PresetError, PresetForm, preset, preset_up_to};
 #[cfg(feature = "files")]
 pub use source::{
     FILE_BYTES_MAX, Origin, SourceOptions, THIS_MACHINE, TopologySourceError, load, parse, source,

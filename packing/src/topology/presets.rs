@@ -61,6 +61,7 @@ struct PresetRequest {
     form: &'static str,
     numbers: Vec<u64>,
     bytes_per_s: u64,
+    ranks_max: u64,
 }
 
 /// All families of presets.
@@ -224,6 +225,16 @@ pub(super) fn forms() -> String {
 ///
 /// [`PresetError`], with the forms that there are.
 pub fn preset(name: &str) -> Result<Topology, PresetError> {
+    preset_up_to(name, PRESET_RANKS_MAX)
+}
+
+/// As [`preset`], of at most so many ranks in place of [`PRESET_RANKS_MAX`]. Whoever asks for more
+/// must not look at all pairs of them.
+///
+/// # Errors
+///
+/// Those of [`preset`].
+pub fn preset_up_to(name: &str, ranks_max: u64) -> Result<Topology, PresetError> {
     let (shape, bandwidth) = match name.split_once('@') {
         Some((shape, bandwidth)) => (shape, Some(bandwidth)),
         None => (name, None),
@@ -234,8 +245,8 @@ pub fn preset(name: &str) -> Result<Topology, PresetError> {
     };
     let known = PRESETS.iter().find(|preset| preset.family == family);
     let known = known.ok_or_else(|| PresetError::Unknown { name: name.to_owned() })?;
-    let parse_request = parse_request(known, name, numbers, bandwidth)?;
-    (known.build)(&parse_request).map_err(|error| match error {
+    let request = PresetRequest { ranks_max, ..parse_request(known, name, numbers, bandwidth)? };
+    (known.build)(&request).map_err(|error| match error {
         PresetError::Topology { error, .. } => PresetError::Topology { name: name.to_owned(), error },
         error => error,
     })
@@ -270,7 +281,7 @@ fn parse_request(
             bytes_per_s(text).map_err(|fault| PresetError::Bandwidth { name: name.to_owned(), fault })?
         }
     };
-    Ok(PresetRequest { form, numbers, bytes_per_s })
+    Ok(PresetRequest { form, numbers, bytes_per_s, ranks_max: PRESET_RANKS_MAX })
 }
 
 impl PresetRequest {
@@ -293,7 +304,7 @@ impl PresetRequest {
     ) -> Result<(), PresetError> {
         let nodes = ranks.zip(switches).and_then(|(ranks, switches)| ranks.checked_add(switches));
         for (what, count, limit) in [
-            ("ranks", ranks, PRESET_RANKS_MAX),
+            ("ranks", ranks, self.ranks_max),
             ("nodes", nodes, NODES_MAX as u64),
             ("links", links, LINKS_MAX as u64),
         ] {

@@ -256,6 +256,12 @@ impl ProvedFamily {
         self.translations.subtract(rank, origin)
     }
 
+    /// A rank of the column as it is in the block that translates by `by`: the sum of both.
+    #[must_use]
+    pub fn translated_rank(&self, rank: Rank, by: Rank) -> Rank {
+        self.translations.add(rank, by)
+    }
+
     /// The lanes of a rank, and no others: as many as blocks.
     #[must_use]
     pub fn lanes(&self, rank: Rank) -> Vec<Lane> {

@@ -351,8 +351,35 @@ impl Plan {
 
     /// Whether the links decide the pace of its calls.
     #[inline]
-    pub(super) fn is_paced(&self) -> bool {
+    pub(crate) fn is_paced(&self) -> bool {
         !self.under_way_max.is_empty()
+    }
+
+    /// The number of blocks of this rank.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.program.blocks.len() as u32
+    }
+
+    /// The number of chunks of a block, by its place among those of this rank.
+    pub(crate) fn block_chunks(&self, block: u32) -> u32 {
+        self.layout.chunks(block)
+    }
+
+    /// The length of a chunk of a block, by its place among those of this rank, in bytes.
+    pub(crate) fn block_chunk_bytes(&self, block: u32, chunk: u32) -> usize {
+        self.layout.chunk_bytes(block, chunk)
+    }
+
+    /// How many bytes of puts to a peer may be under way, if links decide the pace and a chunk of
+    /// every tree brings it so many.
+    pub(crate) fn under_way_share(&self, bytes: u64) -> u64 {
+        let Some(pace) = &self.program.pace else { return u64::MAX };
+        let chunks = self.lanes.iter().map(|lane| lane.chunks).max().unwrap_or(1);
+        let parts = u64::from(self.program.collective.parts(self.program.ranks));
+        let part_bytes = self.counts.longest().unwrap_or(0) * self.descriptor.data_type.bytes();
+        let round_ns = pace.round_ns((part_bytes as u64).saturating_mul(parts), chunks);
+        let share = u128::from(bytes) * u128::from(pace.round_trip_ns) / u128::from(round_ns);
+        u64::try_from(share).unwrap_or(u64::MAX)
     }
 
     /// By rank: how many bytes of puts to it may be under way, if the links decide the pace.
@@ -361,7 +388,7 @@ impl Plan {
     }
 
     /// How many chunks a lane may be ahead of the slowest one.
-    pub(super) fn skew_limit(&self) -> u32 {
+    pub(crate) fn skew_limit(&self) -> u32 {
         self.skew_limit
     }
 
@@ -398,7 +425,7 @@ impl Plan {
 
     /// Whether data travel in the signal slots themselves.
     #[inline]
-    pub(super) fn is_inline(&self) -> bool {
+    pub(crate) fn is_inline(&self) -> bool {
         self.is_inline
     }
 
@@ -425,7 +452,7 @@ impl Plan {
 
     /// How many chunks of a lane may be under way.
     #[inline]
-    pub(super) fn window(&self) -> u32 {
+    pub(crate) fn window(&self) -> u32 {
         self.program.window
     }
 

@@ -203,6 +203,17 @@ impl Program {
         }
     }
 
+    /// The same program with all blocks of the schedule in their order, also those that this rank
+    /// has no lanes of: for simulations of all ranks at once.
+    pub(crate) fn with_all_blocks(mut self, proof: &Proof) -> Self {
+        self.blocks = extents(outline(proof));
+        if self.pace.is_some() {
+            size_by_share(proof.schedule(), &mut self.blocks);
+        }
+        self.lanes.iter_mut().for_each(|lane| lane.block = lane.block_id);
+        self
+    }
+
     /// The same program, with chunks of at most `bytes` bytes.
     #[must_use]
     pub(crate) fn in_chunks_up_to(mut self, bytes: usize) -> Self {
