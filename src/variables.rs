@@ -5,6 +5,7 @@
 //! | variables | read in |
 //! | --- | --- |
 //! | rank, world, rendezvous, secret, host, interface | `transport/src/rendezvous/environment.rs` |
+//! | `PLEACH_TLS`, `PLEACH_TLS_*` | `transport/src/tls/mod.rs` |
 //! | `PLEACH_VERBS_*` | `transport/src/verbs/port.rs` |
 //! | `PLEACH_TUNING` | `schedule/src/tuning/mod.rs` |
 //! | flight recorder, trace, metrics | `collectives/src/observe/settings.rs` |
@@ -62,6 +63,22 @@ pub const VARIABLES: &[Variable] = &[
         "PLEACH_SECRET_FILE",
         "no secret",
         "a file that holds the job's secret, the same on every host; nobody else may read it (`chmod 600`). Ranks on several hosts need one",
+    ),
+    variable(
+        "PLEACH_TLS",
+        "between addresses that are not loopback",
+        "when connections over TCP speak TLS 1.3: `off`, `on` (also on loopback), or `require` (as `on`, and RDMA between hosts is refused); the same on all ranks",
+    ),
+    variable(
+        "PLEACH_TLS_CERT",
+        "a key that each rank makes",
+        "a file in PEM with this rank's certificate and those between it and the authority; with `PLEACH_TLS_KEY` and `PLEACH_TLS_CA`, on all ranks or none",
+    ),
+    variable("PLEACH_TLS_KEY", "none", "the file in PEM with the private key of `PLEACH_TLS_CERT`"),
+    variable(
+        "PLEACH_TLS_CA",
+        "none",
+        "a file in PEM with the authorities that may have signed the certificates of ranks",
     ),
     variable(
         "PLEACH_JOIN_TIMEOUT",

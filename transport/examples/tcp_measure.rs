@@ -1,8 +1,8 @@
-//! Measures `tcp` on loopback beside plain sockets, in one run:
-//! `cargo run --release -p pleach-transport --example tcp_measure`.
+//! Measures `tcp` on loopback beside plain sockets, and `tcp` through TLS beside plain rustls, in
+//! one run: `cargo run --release -p pleach-transport --example tcp_measure`.
 //!
-//! Each case runs plain and `tcp` in turn, several rounds; the medians are printed. Ranks are
-//! threads of this process.
+//! Each case runs all four in turn, several rounds; the medians are printed. Ranks are threads of
+//! this process. What the cipher alone takes: `openssl speed -evp aes-128-gcm -bytes 16384`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,6 +11,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use pleach_transport::tcp::TcpDevice;
+use pleach_transport::tls::{Tls, TlsMode};
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Rank, Region, RemoteSlice, Responder, Secret,
     Signal, Source, Transfer, TransferId, clock,
@@ -45,11 +46,12 @@ struct End {
 }
 
 impl End {
-    fn new(rank: Rank) -> Self {
+    fn new(rank: Rank, mode: TlsMode) -> Self {
+        let tls = Tls::new(mode, None).expect("needs no file");
         let mut device = TcpDevice::new(DeviceConfig {
             rank,
             world_size: 2,
-            secret: Some(Secret::new(b"known to both ends")),
+            secret: Some(Secret::new(b"known to both ends").with_tls(tls)),
             signal_slots: 4,
             connect_timeout: PATIENCE,
             interface: None,
@@ -131,8 +133,67 @@ fn plain_pair() -> [TcpStream; 2] {
     [accepted, dialed]
 }
 
+/// An end of a connection of plain rustls.
+struct RustlsEnd {
+    connection: rustls::Connection,
+    socket: TcpStream,
+}
+
+impl Read for RustlsEnd {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        rustls::Stream::new(&mut self.connection, &mut self.socket).read(bytes)
+    }
+}
+
+impl Write for RustlsEnd {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        rustls::Stream::new(&mut self.connection, &mut self.socket).write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        rustls::Stream::new(&mut self.connection, &mut self.socket).flush()
+    }
+}
+
+/// Both ends of a connection of plain rustls, with the cipher that `tcp` takes.
+fn rustls_pair() -> [RustlsEnd; 2] {
+    use rustls::crypto::ring::{cipher_suite, default_provider};
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    let file = |name: &str| format!("{}/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"));
+    let certificate = |name| CertificateDer::from_pem_file(file(name)).expect("a certificate");
+    let cipher_suites = vec![cipher_suite::TLS13_AES_128_GCM_SHA256];
+    let provider = Arc::new(rustls::crypto::CryptoProvider { cipher_suites, ..default_provider() });
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate("authority.pem")).expect("an authority");
+    let client = rustls::ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("it has the version")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let key = PrivateKeyDer::from_pem_file(file("rank.key")).expect("a key");
+    let server = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("it has the version")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate("rank.pem")], key)
+        .expect("they fit");
+    let name = ServerName::try_from("rank").expect("a name");
+    let client = rustls::ClientConnection::new(Arc::new(client), name).expect("a configuration");
+    let server = rustls::ServerConnection::new(Arc::new(server)).expect("a configuration");
+    let [accepted, dialed] = plain_pair();
+    let mut ends = [
+        RustlsEnd { connection: server.into(), socket: accepted },
+        RustlsEnd { connection: client.into(), socket: dialed },
+    ];
+    time_both(&mut ends, |end, _| {
+        end.connection.complete_io(&mut end.socket).expect("a handshake");
+    });
+    ends
+}
+
 /// Reads busily, as the device does.
-fn read_busily(stream: &mut TcpStream, bytes: &mut [u8]) {
+fn read_busily(stream: &mut impl Read, bytes: &mut [u8]) {
     let mut at = 0;
     while at < bytes.len() {
         match stream.read(&mut bytes[at..]) {
@@ -143,10 +204,7 @@ fn read_busily(stream: &mut TcpStream, bytes: &mut [u8]) {
     }
 }
 
-fn plain_ping_pong(ends: &mut [TcpStream; 2]) -> f64 {
-    for stream in ends.iter() {
-        stream.set_nonblocking(true).expect("an option");
-    }
+fn plain_ping_pong<T: Read + Write + Send>(ends: &mut [T; 2]) -> f64 {
     time_both(ends, |stream, rank| {
         let mut bytes = [0; 8];
         for _ in 0..PING_PONGS {
@@ -163,10 +221,7 @@ fn plain_ping_pong(ends: &mut [TcpStream; 2]) -> f64 {
 }
 
 /// Bytes a second in all; `both`: on one connection in both directions, one thread an end.
-fn plain_stream(ends: &mut [TcpStream; 2], both: bool) -> f64 {
-    for stream in ends.iter() {
-        stream.set_nonblocking(true).expect("an option");
-    }
+fn plain_stream<T: Read + Write + Send>(ends: &mut [T; 2], both: bool) -> f64 {
     let seconds = time_both(ends, |stream, rank| {
         let out = vec![1; STREAM_BYTES];
         let mut into = vec![0; STREAM_BYTES];
@@ -175,6 +230,10 @@ fn plain_stream(ends: &mut [TcpStream; 2], both: bool) -> f64 {
         let to_read = if both || rank == 1 { total } else { 0 };
         let (mut sent, mut read) = (0, 0);
         while sent < to_send || read < to_read {
+            // What rustls has sealed and the socket did not take.
+            if sent == to_send {
+                let _ = stream.flush();
+            }
             if sent < to_send
                 && let Ok(count) = stream.write(&out[sent % STREAM_BYTES..])
             {
@@ -186,6 +245,7 @@ fn plain_stream(ends: &mut [TcpStream; 2], both: bool) -> f64 {
                 read += count;
             }
         }
+        while stream.flush().is_err() {}
     });
     (STREAM_BYTES as u64 * STREAMS * if both { 2 } else { 1 }) as f64 / seconds
 }
@@ -226,8 +286,9 @@ fn stream(ends: &mut [End; 2], signals: &mut [u64; 2], both: bool) -> f64 {
     (STREAM_BYTES as u64 * STREAMS * if both { 2 } else { 1 }) as f64 / seconds
 }
 
-fn main() {
-    let mut ends = [End::new(0), End::new(1)];
+/// Two devices that are connected.
+fn pair(mode: TlsMode) -> [End; 2] {
+    let mut ends = [End::new(0, mode), End::new(1, mode)];
     let addresses = [ends[0].device.info().address.clone(), ends[1].device.info().address.clone()];
     for rank in 0..2 {
         let peer = 1 - rank;
@@ -238,27 +299,54 @@ fn main() {
         ends[0].pump();
         ends[1].pump();
     }
-    let mut signals = [0, 0];
-    let mut plain = plain_pair();
-    // Warm up: buffers grow, keys are proved.
-    ping_pong(&mut ends, &mut signals);
-    plain_ping_pong(&mut plain);
-    stream(&mut ends, &mut signals, true);
-    plain_stream(&mut plain, true);
-    let mut results: [Vec<f64>; 6] = Default::default();
-    for _ in 0..ROUNDS {
-        results[0].push(plain_ping_pong(&mut plain) * 1e6);
-        results[1].push(ping_pong(&mut ends, &mut signals) * 1e6);
-        for (both, at) in [(false, 2), (true, 4)] {
-            results[at].push(plain_stream(&mut plain, both) / 1e9);
-            results[at + 1].push(stream(&mut ends, &mut signals, both) / 1e9);
+    ends
+}
+
+/// One round of the three cases: microseconds, and twice gigabytes a second.
+fn plain_round<T: Read + Write + Send>(ends: &mut [T; 2]) -> [f64; 3] {
+    [plain_ping_pong(ends) * 1e6, plain_stream(ends, false) / 1e9, plain_stream(ends, true) / 1e9]
+}
+
+fn round(ends: &mut [End; 2], signals: &mut [u64; 2]) -> [f64; 3] {
+    let latency = ping_pong(ends, signals) * 1e6;
+    [latency, stream(ends, signals, false) / 1e9, stream(ends, signals, true) / 1e9]
+}
+
+fn main() {
+    let (mut plain, mut sealed) = (plain_pair(), rustls_pair());
+    for stream in plain.iter().chain(sealed.iter().map(|end| &end.socket)) {
+        stream.set_nonblocking(true).expect("an option");
+    }
+    let mut clear = (pair(TlsMode::Off), [0, 0]);
+    let mut tls = (pair(TlsMode::On), [0, 0]);
+    let mut results: [Vec<[f64; 3]>; 4] = Default::default();
+    // The first round warms up: buffers grow.
+    for number in 0..=ROUNDS {
+        let rounds = [
+            plain_round(&mut plain),
+            round(&mut clear.0, &mut clear.1),
+            plain_round(&mut sealed),
+            round(&mut tls.0, &mut tls.1),
+        ];
+        if number > 0 {
+            results.iter_mut().zip(rounds).for_each(|(all, one)| all.push(one));
         }
     }
-    for (end, theirs) in ends.iter().zip([2, 1]) {
-        assert!(end.target.whole().to_vec().iter().all(|byte| *byte == theirs), "the right bytes arrived");
+    for ends in [&clear.0, &tls.0] {
+        for (end, theirs) in ends.iter().zip([2, 1]) {
+            assert!(
+                end.target.whole().to_vec().iter().all(|byte| *byte == theirs),
+                "the right bytes arrived"
+            );
+        }
     }
-    let [a, b, c, d, e, f] = results.map(median);
-    println!("8 bytes, one way      plain {a:7.2} us     tcp {b:7.2} us     ratio {:.2}", b / a);
-    println!("16 MiB, one way       plain {c:7.2} GB/s   tcp {d:7.2} GB/s   ratio {:.2}", d / c);
-    println!("16 MiB, both ways     plain {e:7.2} GB/s   tcp {f:7.2} GB/s   ratio {:.2}", f / e);
+    println!("{:22} {:>10} {:>10} {:>12} {:>10}", "", "plain", "tcp", "plain rustls", "tcp, TLS");
+    for (at, (case, unit)) in
+        [("8 bytes, one way", "us"), ("16 MiB, one way", "GB/s"), ("16 MiB, both ways", "GB/s")]
+            .iter()
+            .enumerate()
+    {
+        let [a, b, c, d] = results.each_ref().map(|all| median(all.iter().map(|one| one[at]).collect()));
+        println!("{case:17} {unit:4} {a:10.2} {b:10.2} {c:12.2} {d:10.2}");
+    }
 }

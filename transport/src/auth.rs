@@ -6,8 +6,8 @@
 //! only in the framing of challenges and answers. Where the framing allows it the listener answers
 //! last, so that an unauthenticated dialer gets no proof to attack.
 //!
-//! This keeps other processes out; it neither encrypts nor authenticates later bytes
-//! (`docs/security.md`). Every TCP connection requires it. Without a configured secret, ranks of
+//! This keeps other processes out. [`tls`](crate::tls) protects later bytes, and its keys are bound
+//! to the claim (`docs/security.md`). Every TCP connection requires it. Without a configured secret, ranks of
 //! one user on one host make one; rank 0 gives it only to processes of its user, as the kernel
 //! reports. An address beyond loopback requires a configured secret.
 
@@ -21,6 +21,8 @@ use std::sync::Arc;
 use hmac::{Hmac, KeyInit, Mac};
 use rustix::fs::OFlags;
 use sha2::Sha256;
+
+use crate::tls::{Tls, TlsError};
 
 /// Length of a challenge and of an answer, in bytes.
 pub const TAG_BYTES: usize = 32;
@@ -36,6 +38,9 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 pub struct Secret {
     bytes: Arc<[u8]>,
     is_of_this_host: bool,
+    /// How connections are protected that the secret authenticates; `None`: as the environment
+    /// says.
+    tls: Option<Tls>,
 }
 
 impl fmt::Debug for Secret {
@@ -116,7 +121,18 @@ impl Secret {
     /// A secret of these bytes.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.into(), is_of_this_host: false }
+        Self { bytes: bytes.into(), is_of_this_host: false, tls: None }
+    }
+
+    /// With this protection of connections over TCP, whatever the environment says (`PLEACH_TLS`).
+    #[must_use]
+    pub fn with_tls(self, tls: Tls) -> Self {
+        Self { tls: Some(tls), ..self }
+    }
+
+    /// The protection of connections over TCP.
+    pub(crate) fn tls(&self) -> Result<Tls, TlsError> {
+        self.tls.clone().map_or_else(Tls::from_env, Ok)
     }
 
     /// A new random secret, for processes of this host: devices that other hosts can reach do not

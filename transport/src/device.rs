@@ -70,8 +70,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use self::error::{
-    BackendError, ConnectError, LossCause, LossKind, MapError, PostError, ProtocolViolation, RegisterError,
-    SubmitError, TransferError,
+    BackendError, ConnectError, LossCause, LossKind, MapError, PostError, Protection, ProtocolViolation,
+    RegisterError, SubmitError, TlsFault, TransferError,
 };
 pub(crate) use self::error::{awaits_end, check_only, files_allowed};
 use crate::Rank;

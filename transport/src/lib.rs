@@ -71,6 +71,8 @@ pub mod sleep;
 #[doc(hidden)]
 pub mod tcp;
 #[doc(hidden)]
+pub mod tls;
+#[doc(hidden)]
 pub mod verbs;
 #[doc(hidden)]
 pub mod wire;

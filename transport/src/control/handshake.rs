@@ -5,10 +5,17 @@
 //! message has a fixed length, and each answer covers both hellos. The listener sends nothing
 //! before it has a whole hello, and proves nothing before the dialer has. A pure state machine:
 //! bytes in, bytes out.
+//!
+//! If the hellos agree on TLS, its handshake comes after them. Answer and verdict go through TLS
+//! then, and the answers also cover the key that the listener has shown. If the hellos do not
+//! agree, both ends fail and say so: nobody falls back.
+
+use std::net::IpAddr;
 
 use crate::Rank;
 use crate::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
-use crate::device::{Incarnation, ProtocolViolation};
+use crate::device::{Incarnation, Protection, ProtocolViolation, TlsFault};
+use crate::tls::{Session, Tls, TlsHandshake};
 use crate::wire::{Reader, Writer};
 
 /// The beginning of every hello: the name and, as its last two bytes, the version of the protocol.
@@ -46,6 +53,8 @@ pub(crate) struct Hello {
     pub(super) index: u8,
     /// Data connections in each direction.
     data_connections: u8,
+    /// How the sender protects the connection.
+    protection: Protection,
     /// The sender's rank in the world of the receiver.
     pub(super) rank: Rank,
     /// The receiver's rank in the world of the sender.
@@ -72,7 +81,13 @@ impl Hello {
             Role::ToListener => 1,
             Role::ToDialer => 2,
         };
-        let writer = Writer::default().raw(&self.version).raw(&[role, self.index, self.data_connections, 0]);
+        let protection = match self.protection {
+            Protection::Clear => 0,
+            Protection::Secret => 1,
+            Protection::Certificates => 2,
+        };
+        let connection = [role, self.index, self.data_connections, protection];
+        let writer = Writer::default().raw(&self.version).raw(&connection);
         let words = [self.rank, self.expected, self.world_size, self.signal_slots, self.process];
         let writer = words.into_iter().fold(writer, Writer::u32);
         let writer = writer.u64(self.session).u64(self.incarnation.0);
@@ -85,11 +100,17 @@ impl Hello {
         if version != MAGIC {
             return Err(ProtocolViolation::Version);
         }
-        let [role, index, data_connections, _] = reader.array()?;
+        let [role, index, data_connections, protection] = reader.array()?;
         let role = match role {
             0 => Role::Control,
             1 => Role::ToListener,
             2 => Role::ToDialer,
+            _ => return Err(ProtocolViolation::MalformedFrame),
+        };
+        let protection = match protection {
+            0 => Protection::Clear,
+            1 => Protection::Secret,
+            2 => Protection::Certificates,
             _ => return Err(ProtocolViolation::MalformedFrame),
         };
         Ok(Self {
@@ -97,6 +118,7 @@ impl Hello {
             role,
             index,
             data_connections,
+            protection,
             rank: reader.u32()?,
             expected: reader.u32()?,
             world_size: reader.u32()?,
@@ -138,12 +160,19 @@ pub(super) struct Identity {
     pub(crate) incarnation: Incarnation,
     pub(super) host: [u8; 16],
     pub(super) secret: Option<Secret>,
+    /// `None` over Unix sockets, which the kernel protects.
+    pub(super) tls: Option<Tls>,
 }
 
 impl Identity {
     /// Connections of one pair.
     pub(super) fn connections(&self) -> usize {
         1 + 2 * usize::from(self.data_connections)
+    }
+
+    /// How a dialer protects a connection to this address.
+    pub(super) fn asked(&self, address: IpAddr) -> Protection {
+        self.tls.as_ref().map_or(Protection::Clear, |tls| tls.asked(address))
     }
 
     /// The hello to a peer of this world.
@@ -153,6 +182,7 @@ impl Identity {
             role,
             index,
             data_connections: self.data_connections,
+            protection: Protection::Clear,
             rank: self.rank,
             expected,
             world_size: self.world_size,
@@ -183,6 +213,7 @@ pub(crate) enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Hello,
+    Tls,
     Answer,
     Verdict,
     Over,
@@ -192,18 +223,31 @@ enum Stage {
 pub(super) struct Handshake {
     identity: Identity,
     side: Side,
+    /// The address of the other end, for a listener over TCP.
+    from: Option<IpAddr>,
     stage: Stage,
     own: Option<Hello>,
     theirs: Option<Hello>,
     incoming: [u8; HELLO_BYTES],
     filled: usize,
     outgoing: Vec<u8>,
+    /// While the stage is [`Stage::Tls`].
+    tls: Option<TlsHandshake>,
+    /// The keys of the connection, after that stage.
+    session: Option<Session>,
 }
 
 impl Handshake {
-    /// The end that dialed.
-    pub(super) fn dial(identity: &Identity, role: Role, index: u8, ends: EndRanks, session: u64) -> Self {
+    /// The end that dialed, and asks for this protection.
+    pub(super) fn dial(
+        identity: &Identity,
+        (role, index): (Role, u8),
+        ends: EndRanks,
+        session: u64,
+        protection: Protection,
+    ) -> Self {
         let hello = Hello {
+            protection,
             rank: ends.dialer,
             world_size: if ends.share_world { identity.world_size } else { NO_WORLD },
             ..identity.hello(role, index, ends.listener, session)
@@ -214,21 +258,24 @@ impl Handshake {
         handshake
     }
 
-    /// The end that was dialed.
-    pub(super) fn listen(identity: &Identity) -> Self {
-        Self::new(identity, Side::Listener)
+    /// The end that was dialed, over TCP from this address.
+    pub(super) fn listen(identity: &Identity, from: IpAddr) -> Self {
+        Self { from: Some(from), ..Self::new(identity, Side::Listener) }
     }
 
     fn new(identity: &Identity, side: Side) -> Self {
         Self {
             identity: identity.clone(),
             side,
+            from: None,
             stage: Stage::Hello,
             own: None,
             theirs: None,
             incoming: [0; HELLO_BYTES],
             filled: 0,
             outgoing: Vec::new(),
+            tls: None,
+            session: None,
         }
     }
 
@@ -237,16 +284,30 @@ impl Handshake {
         &mut self.outgoing
     }
 
+    /// The keys of the connection after the handshake, if it speaks TLS.
+    pub(super) fn take_session(&mut self) -> Option<Session> {
+        self.session.take()
+    }
+
     /// The buffer to receive into, never longer than this message needs. Empty when nothing is
     /// expected.
     pub(super) fn room(&mut self) -> &mut [u8] {
-        let expected = match self.stage {
+        let message_end = self.message_bytes().max(self.filled);
+        match (self.stage, &mut self.tls, &mut self.session) {
+            (Stage::Tls, Some(tls), _) => tls.room(),
+            (Stage::Answer | Stage::Verdict, _, Some(session)) => session.reader.room_of_record(),
+            _ => &mut self.incoming[self.filled..message_end],
+        }
+    }
+
+    /// Length of the message that is expected.
+    fn message_bytes(&self) -> usize {
+        match self.stage {
             Stage::Hello => HELLO_BYTES,
             Stage::Answer => ANSWER_BYTES,
             Stage::Verdict => VERDICT_BYTES,
-            Stage::Over => self.filled,
-        };
-        &mut self.incoming[self.filled..expected.max(self.filled)]
+            Stage::Tls | Stage::Over => 0,
+        }
     }
 
     /// Whether a whole hello of the other end has come.
@@ -256,7 +317,13 @@ impl Handshake {
 
     /// Handles `count` bytes that were received into [`Handshake::room`].
     pub(super) fn received(&mut self, count: usize) -> Progress {
-        self.filled += count;
+        if self.stage == Stage::Tls {
+            return self.tls_came(count);
+        }
+        match self.opened(count) {
+            Ok(count) => self.filled += count,
+            Err(violation) => return self.fail(violation),
+        }
         if self.stage == Stage::Hello {
             // Other protocols are detected as early as possible. A peer of another version gets a
             // hello that tells it so.
@@ -269,7 +336,7 @@ impl Handshake {
                 return self.other_version();
             }
         }
-        if !self.room().is_empty() {
+        if self.filled < self.message_bytes() {
             return Progress::Pending;
         }
         self.filled = 0;
@@ -278,8 +345,101 @@ impl Handshake {
             (Side::Dialer, Stage::Hello) => self.hello_came_to_dialer(),
             (_, Stage::Answer) => self.answer_came(),
             (_, Stage::Verdict) => self.verdict_came(),
-            (_, Stage::Over) => Progress::Pending,
+            (_, Stage::Tls | Stage::Over) => Progress::Pending,
         }
+    }
+
+    /// How many of the `count` bytes that were received are plain bytes of the message. A sealed
+    /// message comes whole: its bytes are opened into their place.
+    fn opened(&mut self, count: usize) -> Result<usize, ProtocolViolation> {
+        let expected = self.message_bytes();
+        let Some(session) = self.session.as_mut().filter(|_| expected > 0) else { return Ok(count) };
+        session.reader.received(count);
+        let plain = session.reader.plain()?;
+        let len = plain.len();
+        if len > 0 {
+            if len != expected {
+                return Err(ProtocolViolation::MalformedFrame);
+            }
+            self.incoming[..len].copy_from_slice(plain);
+            session.reader.take(len);
+        }
+        Ok(len)
+    }
+
+    /// Sends a message, through TLS if the connection has keys.
+    fn say(&mut self, message: &[u8]) {
+        match &mut self.session {
+            Some(session) => {
+                session.writer.seal(message);
+                self.outgoing.append(&mut session.writer.take_waiting());
+            }
+            None => self.outgoing.extend_from_slice(message),
+        }
+    }
+
+    /// Begins the stage after the hellos, which both ends have.
+    fn hellos_over(&mut self, own: &Hello, theirs: &Hello) -> Progress {
+        if own.protection != theirs.protection {
+            let (own, theirs) = (own.protection, theirs.protection);
+            return self.fail(ProtocolViolation::Protection { own, theirs });
+        }
+        if own.protection == Protection::Clear {
+            return self.protected(own, theirs);
+        }
+        let tls = self.identity.tls.as_ref();
+        let begun = tls.ok_or(ProtocolViolation::Tls(TlsFault::Handshake)).and_then(|tls| match self.side {
+            Side::Dialer => tls.dial(),
+            Side::Listener => tls.listen(),
+        });
+        match begun {
+            Ok(mut tls) => {
+                self.outgoing.append(&mut tls.take_outgoing());
+                self.tls = Some(tls);
+                self.stage = Stage::Tls;
+                Progress::Pending
+            }
+            Err(violation) => self.fail(violation),
+        }
+    }
+
+    fn tls_came(&mut self, count: usize) -> Progress {
+        let (Some(tls), Some(own), Some(theirs)) = (&mut self.tls, self.own, self.theirs) else {
+            return self.fail(ProtocolViolation::MalformedFrame);
+        };
+        let received = tls.received(count);
+        self.outgoing.append(&mut tls.take_outgoing());
+        match received {
+            Ok(false) => return Progress::Pending,
+            Ok(true) => {}
+            Err(violation) => return self.fail(violation),
+        }
+        match self.tls.take().map(TlsHandshake::finish) {
+            Some(Ok(session)) => self.session = Some(session),
+            Some(Err(violation)) => return self.fail(violation),
+            None => return self.fail(ProtocolViolation::MalformedFrame),
+        }
+        self.protected(&own, &theirs)
+    }
+
+    /// Begins the proof, after TLS if the ends speak it.
+    fn protected(&mut self, own: &Hello, theirs: &Hello) -> Progress {
+        match self.side {
+            Side::Dialer => {
+                let claim = self.claim(own, theirs);
+                let answer = self.challenges(own, theirs).answer(self.secret(), &claim);
+                self.say(&answer);
+                self.stage = Stage::Verdict;
+            }
+            Side::Listener => self.stage = Stage::Answer,
+        }
+        Progress::Pending
+    }
+
+    /// The bytes that both ends must agree on.
+    fn claim(&self, dialer: &Hello, listener: &Hello) -> Vec<u8> {
+        let binding = self.session.as_ref().map(|session| &session.binding[..]);
+        [&dialer.encode()[..], &listener.encode(), binding.unwrap_or_default()].concat()
     }
 
     fn fail(&mut self, violation: ProtocolViolation) -> Progress {
@@ -306,10 +466,12 @@ impl Handshake {
             // The dialer alone knows its rank for this end.
             (own.rank, own.world_size) = (theirs.expected, NO_WORLD);
         }
+        if let (Some(tls), Some(from)) = (&self.identity.tls, self.from) {
+            own.protection = tls.answered(from, theirs.protection);
+        }
         self.outgoing.extend_from_slice(&own.encode());
         (self.own, self.theirs) = (Some(own), Some(theirs));
-        self.stage = Stage::Answer;
-        Progress::Pending
+        self.hellos_over(&own, &theirs)
     }
 
     fn hello_came_to_dialer(&mut self) -> Progress {
@@ -326,10 +488,7 @@ impl Handshake {
         if connection(&theirs) != connection(&own) {
             return self.fail(ProtocolViolation::Version);
         }
-        let answer = self.challenges(&own, &theirs).answer(self.secret(), &transcript(&own, &theirs));
-        self.outgoing.extend_from_slice(&answer);
-        self.stage = Stage::Verdict;
-        Progress::Pending
+        self.hellos_over(&own, &theirs)
     }
 
     fn challenges(&self, own: &Hello, theirs: &Hello) -> Challenges {
@@ -345,7 +504,8 @@ impl Handshake {
             return self.fail(ProtocolViolation::MalformedFrame);
         };
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[byte]);
-        if !self.challenges(&own, &theirs).verify(self.secret(), &transcript(&theirs, &own), &answer) {
+        let claim = self.claim(&theirs, &own);
+        if !self.challenges(&own, &theirs).verify(self.secret(), &claim, &answer) {
             return self.refuse(ProtocolViolation::WrongSecret);
         }
         // In one world the rank with the higher number dials; no other process may dial this rank.
@@ -374,7 +534,7 @@ impl Handshake {
             ProtocolViolation::FormerProcess => 5,
             _ => 3,
         };
-        self.outgoing.extend_from_slice(&verdict);
+        self.say(&verdict);
         self.fail(violation)
     }
 
@@ -386,9 +546,11 @@ impl Handshake {
         if let Err(violation) = decision {
             return self.refuse(violation);
         }
-        let answer = self.challenges(&own, &theirs).answer(self.secret(), &transcript(&theirs, &own));
-        self.outgoing.push(0);
-        self.outgoing.extend_from_slice(&answer);
+        let claim = self.claim(&theirs, &own);
+        let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim);
+        let mut verdict = [0; VERDICT_BYTES];
+        verdict[1..].copy_from_slice(&answer);
+        self.say(&verdict);
         self.stage = Stage::Over;
         Progress::Done(theirs)
     }
@@ -406,18 +568,11 @@ impl Handshake {
             _ => return self.fail(ProtocolViolation::Version),
         }
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[1 + byte]);
-        if !self.challenges(&own, &theirs).verify(self.secret(), &transcript(&own, &theirs), &answer) {
+        let claim = self.claim(&own, &theirs);
+        if !self.challenges(&own, &theirs).verify(self.secret(), &claim, &answer) {
             return self.fail(ProtocolViolation::WrongSecret);
         }
         self.stage = Stage::Over;
         Progress::Done(theirs)
     }
-}
-
-/// The bytes that both ends must agree on.
-fn transcript(dialer: &Hello, listener: &Hello) -> [u8; 2 * HELLO_BYTES] {
-    let mut bytes = [0; 2 * HELLO_BYTES];
-    bytes[..HELLO_BYTES].copy_from_slice(&dialer.encode());
-    bytes[HELLO_BYTES..].copy_from_slice(&listener.encode());
-    bytes
 }

@@ -37,6 +37,9 @@
 //!
 //! * *Authentication first.* No byte of a connection is used before both ends have proved the
 //!   secret. An unauthenticated connection costs bounded memory and time.
+//! * *One protection.* Both ends want TLS on a connection or neither ([`tls`](crate::tls)); with
+//!   TLS no byte goes in clear after the hellos. The writer of a stream is under its lock, its
+//!   reader is the watcher's alone.
 //! * *Order.* The events of one peer come in the order of the peer's actions:
 //!   [`ControlEvent::Opened`] first, [`ControlEvent::Departed`] after a bye, [`ControlEvent::Lost`]
 //!   last and at most once. The responder hears of a loss before the device does.
@@ -57,6 +60,8 @@ mod event_flag;
 mod events;
 mod frame;
 mod handshake;
+#[cfg(all(test, feature = "tls"))]
+mod handshake_tests;
 mod interfaces;
 mod open_error;
 mod outgoing;
@@ -97,6 +102,7 @@ use crate::device::{
     Relay, Responder, Wake,
 };
 use crate::mutex::lock;
+use crate::tls::{Session, TlsWriter};
 use crate::{Rank, clock};
 
 /// How long dropping a device that departed waits for its peers to read the bye.
@@ -121,6 +127,13 @@ pub(crate) enum PairKind<'a> {
     BetweenWorlds(Meeting<'a>),
 }
 
+/// A connection whose handshake is over.
+pub(crate) struct ProtectedSocket {
+    pub(crate) socket: OwnedFd,
+    /// The keys, if it speaks TLS.
+    pub(crate) session: Option<Session>,
+}
+
 /// A pair that has its control stream and its data connections.
 pub(crate) struct OpenedPair {
     /// The device at the other end.
@@ -129,8 +142,8 @@ pub(crate) struct OpenedPair {
     pub(crate) own_rank: Rank,
     /// Signal slots that the peer keeps for this rank.
     pub(crate) signal_slots: u32,
-    pub(crate) to_peer: Vec<OwnedFd>,
-    pub(crate) from_peer: Vec<OwnedFd>,
+    pub(crate) to_peer: Vec<ProtectedSocket>,
+    pub(crate) from_peer: Vec<ProtectedSocket>,
     /// The files that the peer sent, over Unix sockets.
     pub(crate) files: Vec<OwnedFd>,
     /// The control stream.
@@ -230,6 +243,19 @@ impl<H: FabricHandler + 'static> Control<H> {
     ) -> Result<Self, OpenError> {
         let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
         let (listener, address) = network.listen(&config, has_secret)?;
+        let tls = match (&config.secret, listening_address_of(&address)) {
+            (Some(secret), Some(ip)) if !network.is_unix() => {
+                let tls = secret.tls()?;
+                let protection = tls.asked(ip);
+                tracing::info!(
+                    rank = config.rank,
+                    address = address.0,
+                    "{fabric}: who connects here {protection}"
+                );
+                Some(tls)
+            }
+            _ => None,
+        };
         let system = |resource| move |source: io::Error| OpenError::System { resource, source };
         let signal_slots = config.signal_slots.min(usize::from(u16::MAX) + 1);
         let identity = Identity {
@@ -241,6 +267,7 @@ impl<H: FabricHandler + 'static> Control<H> {
             incarnation,
             host: socket::host_identity(),
             secret: config.secret,
+            tls,
         };
         let handler = Arc::new(handler);
         let shared = Shared {
@@ -576,6 +603,8 @@ struct Inner {
     /// The device has asked to be connected.
     is_requested: bool,
     stream: Option<Arc<OwnedFd>>,
+    /// What seals the bytes of the stream, if it speaks TLS.
+    writer: Option<TlsWriter>,
     outgoing: Outgoing,
     has_sent_bye: bool,
     /// Why the peer will be lost, after all that it sent has been read.
@@ -625,14 +654,19 @@ impl ControlStream {
 
     /// Marks the pair connected, and calls `begin` before anything else is sent; false when the
     /// pair was severed meanwhile.
-    fn open(&self, stream: Arc<OwnedFd>, begin: impl FnOnce(&OwnedFd)) -> bool {
+    fn open(
+        &self,
+        stream: Arc<OwnedFd>,
+        mut writer: Option<TlsWriter>,
+        begin: impl FnOnce(&OwnedFd, Option<&mut TlsWriter>),
+    ) -> bool {
         let mut link = self.lock();
         if link.state != StreamState::Unconnected {
             return false;
         }
-        begin(&stream);
+        begin(&stream, writer.as_mut());
         link.state = StreamState::Open;
-        link.stream = Some(stream);
+        (link.stream, link.writer) = (Some(stream), writer);
         true
     }
 
@@ -709,9 +743,15 @@ impl ControlStream {
         let mut send_waiting = |message: &[u8], files: &[BorrowedFd<'_>]| {
             packet::send(&stream, &ControlFrame::Fabric(message).to_bytes(), files).map(drop)
         };
-        let sent = handler
-            .send_waiting(peer, &mut send_waiting)
-            .and_then(|()| link.outgoing.flush(|bytes| packet::send(&stream, bytes, &[])));
+        let Inner { outgoing, writer, .. } = &mut *link;
+        let sent = match writer {
+            None => handler
+                .send_waiting(peer, &mut send_waiting)
+                .and_then(|()| outgoing.flush(|bytes| packet::send(&stream, bytes, &[]))),
+            Some(writer) => outgoing
+                .flush(|bytes| send_sealed(&stream, writer, bytes))
+                .and_then(|()| send_rest(&stream, writer)),
+        };
         match sent {
             Ok(()) => Flushed::All,
             Err(Errno::AGAIN) => Flushed::StreamFull,
@@ -726,8 +766,37 @@ impl ControlStream {
 
     fn has_output(&self, peer: Rank, handler: &dyn FabricHandler) -> bool {
         let link = self.lock();
-        link.stream.is_some() && (!link.outgoing.is_empty() || handler.has_waiting(peer))
+        let is_sealed = link.writer.as_ref().is_some_and(|writer| !writer.waiting().is_empty());
+        link.stream.is_some() && (!link.outgoing.is_empty() || is_sealed || handler.has_waiting(peer))
     }
+}
+
+/// Seals bytes and sends what the stream takes of them; takes none while sealed bytes wait. Fails
+/// with `AGAIN` then.
+fn send_sealed(stream: &OwnedFd, writer: &mut TlsWriter, bytes: &[u8]) -> Result<usize, Errno> {
+    send_rest(stream, writer)?;
+    writer.seal(bytes);
+    match send_rest(stream, writer) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(bytes.len()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Sends the sealed bytes that wait; fails with `AGAIN` when the stream is full.
+fn send_rest(stream: &OwnedFd, writer: &mut TlsWriter) -> Result<(), Errno> {
+    while !writer.waiting().is_empty() {
+        match packet::send(stream, writer.waiting(), &[]) {
+            Ok(count) => writer.sent(count),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// The address on which a listener of this address listens.
+fn listening_address_of(address: &Address) -> Option<std::net::IpAddr> {
+    Network::Tcp { data_connections: 0 }.target(address)?.ip()
 }
 
 /// How a flush ended.
@@ -754,6 +823,7 @@ enum SendError {
 impl Inner {
     fn close(&mut self) {
         self.outgoing.clear();
+        self.writer = None;
         if let Some(stream) = self.stream.take() {
             // The watcher wakes and removes the stream; a forked child does not keep it open.
             let _ = rustix::net::shutdown(&stream, Shutdown::Both);

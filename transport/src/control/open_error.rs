@@ -17,6 +17,9 @@ pub enum OpenError {
     /// No secret was given.
     #[error("a device over TCP takes a shared secret: every user of this host can connect to it")]
     NoSecret,
+    /// TLS cannot be used as it was asked for.
+    #[error(transparent)]
+    Tls(#[from] crate::tls::TlsError),
     /// There is no such interface on this host.
     #[error(
         "there is no network interface '{interface}' here; name one of 'ip link' or an IP address of this host"

@@ -145,6 +145,14 @@ impl DialTarget {
         matches!(self, Self::Tcp(address) if !address.ip().is_loopback())
     }
 
+    /// Its address, over TCP.
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(address) => Some(address.ip()),
+            Self::Unix(_) => None,
+        }
+    }
+
     /// A socket that is connecting, or connected.
     pub(super) fn dial(&self) -> io::Result<OwnedFd> {
         let address = match self {

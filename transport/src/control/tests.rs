@@ -10,7 +10,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use super::handshake::{EndRanks, Handshake, Progress, Role};
 use super::*;
 use crate::auth::Secret;
-use crate::device::{Incarnation, MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
+use crate::device::{Incarnation, MESSAGE_BYTES_MAX, Protection, ProtocolViolation, Responder};
 use crate::mutex::lock;
 use crate::wire::Malformed;
 
@@ -83,13 +83,14 @@ pub(crate) fn dial_by_hand(stream: &OwnedFd, [rank, peer]: [Rank; 2], world_size
         incarnation: Incarnation::fresh(),
         host: [0; 16],
         secret: None,
+        tls: None,
     };
     let mut handshake = Handshake::dial(
         &identity,
-        Role::Control,
-        0,
+        (Role::Control, 0),
         EndRanks { dialer: rank, listener: peer, share_world: true },
         1,
+        Protection::Clear,
     );
     loop {
         let outgoing = std::mem::take(handshake.outgoing());

@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** bytes of an unauthenticated connection are not believed, answered at length or
 //! kept. Before authentication a connection costs one slot, at most one fixed-size message of
-//! memory, and [`HANDSHAKE_LIMIT`] of time. However many of them come, authenticated peers get
+//! memory (with TLS, the state of a handshake and one signature), and [`HANDSHAKE_LIMIT`] of time. However many of them come, authenticated peers get
 //! their turn after a few of them ([`accepting`](crate::accepting)).
 
 mod joining;
@@ -19,13 +19,16 @@ use rustix::io::Errno;
 
 use super::frame::{ControlFrame, HEADER_BYTES};
 use super::handshake::{EndRanks, Handshake, Hello, Identity, Progress};
-use super::packet::{self, ReceiveError};
+use super::packet::{self, Packet, ReceiveError};
 use super::socket::DialTarget;
-use super::{Command, Flushed, Network, ReceivedFiles, SendError, Shared, StreamState, socket};
+use super::{
+    Command, Flushed, Network, ProtectedSocket, ReceivedFiles, SendError, Shared, StreamState, socket,
+};
 use crate::accepting::{AcceptPause, UnauthenticatedConnections};
 use crate::clock::Nanos;
 use crate::device::{Incarnation, LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::slab::Slab;
+use crate::tls::{TlsReader, TlsWriter};
 use crate::{Rank, clock};
 
 /// Time limit of a handshake.
@@ -349,10 +352,16 @@ impl Watcher {
         now: Nanos,
     ) -> Result<(), LossCause> {
         for _ in 0..receives_max {
-            let Some(WatchedFile::Control { stream, received, .. }) = self.connections.find_mut(token) else {
+            let Some(WatchedFile::Control { stream, received, reader, .. }) =
+                self.connections.find_mut(token)
+            else {
                 return Ok(());
             };
-            let packet = match packet::receive(stream, received.room()) {
+            let packet = match reader {
+                None => packet::receive(stream, received.room()).inspect(|packet| received.add(packet.bytes)),
+                Some(reader) => receive_sealed(stream, reader, received),
+            };
+            let packet = match packet {
                 Ok(packet) if packet.bytes == 0 => return Err(LossCause::ConnectionClosed),
                 Ok(packet) => packet,
                 // After a reset of a Unix socket comes all that the peer had sent before.
@@ -363,7 +372,6 @@ impl Watcher {
             };
             // Moved out and back, so that a frame may borrow it while the watcher changes.
             let mut moved = std::mem::take(received);
-            moved.filled += packet.bytes;
             let mut files = (!packet.files_lost).then_some(packet.files);
             let mut used = 0;
             while let Some((frame, count)) = ControlFrame::decode(&moved.bytes[used..moved.filled])? {
@@ -467,8 +475,18 @@ impl Watcher {
 /// A descriptor that the watcher waits for.
 enum WatchedFile {
     Handshake(Box<PendingHandshake>),
-    Control { peer: Rank, stream: Arc<OwnedFd>, received: ReceiveBuffer, watches_output: bool },
-    Process { peer: Rank, file: OwnedFd },
+    Control {
+        peer: Rank,
+        stream: Arc<OwnedFd>,
+        received: ReceiveBuffer,
+        /// What opens the bytes of the stream, if it speaks TLS.
+        reader: Option<TlsReader>,
+        watches_output: bool,
+    },
+    Process {
+        peer: Rank,
+        file: OwnedFd,
+    },
 }
 
 impl WatchedFile {
@@ -506,9 +524,43 @@ impl ReceiveBuffer {
         &mut self.bytes[self.filled..]
     }
 
+    /// `count` bytes have come into the room.
+    fn add(&mut self, count: usize) {
+        self.filled += count;
+    }
+
+    /// Adds bytes, for which it grows: a record may be longer than the longest frame.
+    fn append(&mut self, bytes: &[u8]) {
+        let end = self.filled + bytes.len();
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[self.filled..end].copy_from_slice(bytes);
+        self.filled = end;
+    }
+
     fn consume(&mut self, count: usize) {
         self.bytes.copy_within(count..self.filled, 0);
         self.filled -= count;
+    }
+}
+
+/// Receives once and opens all whole records. The bytes of the packet are those of the stream.
+fn receive_sealed(
+    stream: &OwnedFd,
+    reader: &mut TlsReader,
+    received: &mut ReceiveBuffer,
+) -> Result<Packet, ReceiveError> {
+    let packet = packet::receive(stream, reader.room(1))?;
+    reader.received(packet.bytes);
+    loop {
+        let plain = reader.plain().map_err(ReceiveError::Violation)?;
+        let count = plain.len();
+        if count == 0 {
+            return Ok(packet);
+        }
+        received.append(plain);
+        reader.take(count);
     }
 }
 
@@ -591,11 +643,12 @@ struct PairConnections {
     own_rank: Rank,
     signal_slots: u32,
     process: Option<u32>,
-    control: Option<OwnedFd>,
-    /// The control stream once the watcher reads it (the dialer waits for "ready").
-    reading: Option<Arc<OwnedFd>>,
-    to_peer: Vec<Option<OwnedFd>>,
-    from_peer: Vec<Option<OwnedFd>>,
+    control: Option<ProtectedSocket>,
+    /// The control stream once the watcher reads it (the dialer waits for "ready"), and what seals
+    /// its bytes.
+    reading: Option<(Arc<OwnedFd>, Option<TlsWriter>)>,
+    to_peer: Vec<Option<ProtectedSocket>>,
+    from_peer: Vec<Option<ProtectedSocket>>,
 }
 
 impl PairConnections {

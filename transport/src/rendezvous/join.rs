@@ -21,11 +21,12 @@ use super::error::JoinError;
 use super::listening::listening_address;
 use super::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
 use super::record::{Difference, PROTOCOL_VERSION, RankRecord, ranks_a_processor};
-use super::{Claim, Store, StoreError, Terms, World, cut};
+use super::{Claim, OpenStoreError, Store, StoreError, Terms, World, cut};
 use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, Device, DeviceConfig, Event, Responder, Urgency};
 use crate::hybrid::PeerFabric;
+use crate::tls::Tls;
 use crate::{Nanos, Rank};
 
 /// Default of [`JoinOptions::timeout`].
@@ -455,6 +456,9 @@ impl<'a> JoinProtocol<'a> {
         knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
         let given = if self.world.secret.is_some() { "set" } else { "not set" };
         knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
+        let tls = self.world.secret.as_ref().map_or_else(Tls::from_env, Secret::tls);
+        let tls = tls.map_err(OpenStoreError::Tls)?;
+        knobs.push(("PLEACH_TLS".to_owned(), tls.to_string()));
         let (host, path) = (self.world.host.as_deref(), self.store.path());
         let own = RankRecord::own(self.world.world_size, host, probe_listener, path, &knobs);
         // In the form that the other ranks will decode.

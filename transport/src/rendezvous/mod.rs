@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::Nanos;
+use crate::device::{Protection, ProtocolViolation};
 
 mod backoff;
 mod deferred_responder;
@@ -271,6 +272,29 @@ pub enum OpenStoreError {
     WrongSecret {
         /// The address.
         address: String,
+    },
+    /// TLS cannot be used as it was asked for.
+    #[error(transparent)]
+    Tls(#[from] crate::tls::TlsError),
+    /// Rank 0 does not protect the connection as this rank does.
+    #[error(
+        "TLS differs: rank 0 at {address} {theirs} on this connection and this rank {own}; set PLEACH_TLS, PLEACH_TLS_CERT, PLEACH_TLS_KEY and PLEACH_TLS_CA alike on all hosts"
+    )]
+    Protection {
+        /// The address.
+        address: String,
+        /// This rank's protection.
+        own: Protection,
+        /// Rank 0's.
+        theirs: Protection,
+    },
+    /// TLS with rank 0 failed.
+    #[error("no TLS with rank 0 at {address}: {violation}")]
+    Violated {
+        /// The address.
+        address: String,
+        /// What rank 0 did.
+        violation: ProtocolViolation,
     },
     /// All ranks of that job have joined already.
     #[error(

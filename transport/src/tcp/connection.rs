@@ -1,20 +1,27 @@
 //! One direction of one connection. An [`OutConnection`] sends queued frames, many in one call, and
 //! data straight out of its slice. An [`InConnection`] receives frames through a small buffer and
 //! data straight into its slice.
+//!
+//! A connection that speaks TLS copies once on each side: frames and data from their places to the
+//! place where they are sealed, and from the place where they are opened to theirs. A connection in
+//! clear asks once a call whether it is one.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll;
-use rustix::net::{RecvFlags, Shutdown};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use super::frame::Encoded;
 use super::memory::Gather;
 use crate::Rank;
-use crate::device::TransferId;
+use crate::control::ProtectedSocket;
+use crate::device::{ProtocolViolation, TransferId};
 use crate::region::Slice;
 use crate::signals::Inline;
+use crate::tls::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsReader, TlsWriter};
 
 /// Receive buffer of a connection, in bytes: large enough for many small frames a call, small
 /// enough that few bytes of a large frame are copied twice.
@@ -68,11 +75,29 @@ impl OutFrame {
     fn len(&self) -> usize {
         self.head.len() + self.body.len()
     }
+
+    /// Copies its bytes from byte `at` on, as many as fit; returns their number.
+    fn load(&self, at: usize, bytes: &mut [u8]) -> usize {
+        let head = &self.head.as_bytes()[at.min(self.head.len())..];
+        let from_head = head.len().min(bytes.len());
+        bytes[..from_head].copy_from_slice(&head[..from_head]);
+        let from = at.saturating_sub(self.head.len());
+        let count = (self.body.len() - from).min(bytes.len() - from_head);
+        let rest = &mut bytes[from_head..from_head + count];
+        match &self.body {
+            Body::Nothing => {}
+            Body::Inline(inline) => rest.copy_from_slice(&inline.as_bytes()[from..from + count]),
+            Body::Slice(slice) => slice.load_at(from, rest),
+        }
+        from_head + count
+    }
 }
 
 /// The sending end of a connection.
 pub(super) struct OutConnection {
     socket: Socket,
+    /// Present if the connection speaks TLS.
+    sealing: Option<Box<Sealing>>,
     queue: VecDeque<OutFrame>,
     /// Bytes of the first frame that have been sent.
     sent: usize,
@@ -80,9 +105,23 @@ pub(super) struct OutConnection {
     blocked: bool,
 }
 
+/// What seals a connection's bytes.
+struct Sealing {
+    writer: TlsWriter,
+    /// Bytes of the queue, behind those that count as sent, of which the records wait.
+    waiting: usize,
+}
+
 impl OutConnection {
-    pub(super) fn new(socket: OwnedFd) -> Self {
-        Self { socket: Socket::new(socket), queue: VecDeque::with_capacity(64), sent: 0, blocked: false }
+    pub(super) fn new(connection: ProtectedSocket) -> Self {
+        let seal = |session: crate::tls::Session| Box::new(Sealing { writer: session.writer, waiting: 0 });
+        Self {
+            socket: Socket::new(connection.socket),
+            sealing: connection.session.map(seal),
+            queue: VecDeque::with_capacity(64),
+            sent: 0,
+            blocked: false,
+        }
     }
 
     /// Queues a frame with the data that follow it.
@@ -107,6 +146,9 @@ impl OutConnection {
     /// Sends what the socket takes; appends the effects to `written`.
     pub(super) fn flush(&mut self, written: &mut Vec<SendCompletion>) -> io::Result<()> {
         self.blocked = false;
+        if self.sealing.is_some() {
+            return self.flush_sealed(written);
+        }
         while !self.queue.is_empty() {
             let mut gather = Gather::new();
             let mut skip = self.sent;
@@ -144,6 +186,75 @@ impl OutConnection {
         Ok(())
     }
 
+    /// As [`OutConnection::flush`], through TLS: frames count as sent when the socket has taken
+    /// their records.
+    #[cold]
+    #[inline(never)]
+    fn flush_sealed(&mut self, written: &mut Vec<SendCompletion>) -> io::Result<()> {
+        while let Some(sealing) = &mut self.sealing {
+            while !sealing.writer.waiting().is_empty() {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                match rustix::net::send(self.socket.as_fd(), sealing.writer.waiting(), flags) {
+                    Ok(count) => sealing.writer.sent(count),
+                    Err(Errno::AGAIN) => {
+                        self.blocked = true;
+                        return Ok(());
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            let taken = std::mem::take(&mut sealing.waiting);
+            self.advance(taken, written);
+            if self.queue.is_empty() {
+                return Ok(());
+            }
+            self.seal_next();
+        }
+        Ok(())
+    }
+
+    /// Seals the next bytes of the queue, up to [`RECORDS_AT_ONCE`] records.
+    fn seal_next(&mut self) {
+        let Some(sealing) = &mut self.sealing else { return };
+        let mut frames = self.queue.iter();
+        let (mut frame, mut at) = (frames.next(), self.sent);
+        let mut left = self.queue.iter().map(OutFrame::len).sum::<usize>() - self.sent;
+        for _ in 0..RECORDS_AT_ONCE {
+            let len = left.min(PLAIN_BYTES_MAX);
+            if len == 0 {
+                return;
+            }
+            sealing.writer.seal_record(len, |mut room| {
+                while let Some(current) = frame
+                    && !room.is_empty()
+                {
+                    let count = current.load(at, room);
+                    room = &mut room[count..];
+                    at += count;
+                    if at == current.len() {
+                        (frame, at) = (frames.next(), 0);
+                    }
+                }
+            });
+            sealing.waiting += len;
+            left -= len;
+        }
+    }
+
+    /// Frames of the queue whose bytes have begun to be sent, or sealed.
+    fn begun(&self) -> usize {
+        let mut left = self.sent + self.sealing.as_ref().map_or(0, |sealing| sealing.waiting);
+        self.queue
+            .iter()
+            .take_while(|frame| {
+                let has_begun = left > 0;
+                left = left.saturating_sub(frame.len());
+                has_begun
+            })
+            .count()
+    }
+
     fn advance(&mut self, count: usize, written: &mut Vec<SendCompletion>) {
         self.sent += count;
         while let Some(first) = self.queue.front() {
@@ -160,13 +271,16 @@ impl OutConnection {
     /// Drops the frames that have not begun to be sent. A frame that has begun stays, so that the
     /// stream stays well-formed.
     pub(super) fn abandon_waiting(&mut self, abandoned: &mut Vec<SendCompletion>) {
-        let keep = usize::from(self.sent > 0);
+        let keep = self.begun();
         abandoned.extend(self.queue.drain(keep..).map(|frame| frame.completion));
     }
 
     /// Drops all frames.
     pub(super) fn abandon(&mut self, abandoned: &mut Vec<SendCompletion>) {
         self.sent = 0;
+        if let Some(sealing) = &mut self.sealing {
+            sealing.waiting = 0;
+        }
         abandoned.extend(self.queue.drain(..).map(|frame| frame.completion));
     }
 }
@@ -199,11 +313,15 @@ pub(super) enum Received {
     Drained,
     /// The peer has closed its end.
     Closed,
+    /// What has come is not what the peer has sent.
+    Violated(ProtocolViolation),
 }
 
 /// The receiving end of a connection.
 pub(super) struct InConnection<T> {
     socket: Socket,
+    /// Present if the connection speaks TLS.
+    reader: Option<Box<TlsReader>>,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -214,9 +332,10 @@ pub(super) struct InConnection<T> {
 }
 
 impl<T> InConnection<T> {
-    pub(super) fn new(socket: OwnedFd) -> Self {
+    pub(super) fn new(connection: ProtectedSocket) -> Self {
         Self {
-            socket: Socket::new(socket),
+            socket: Socket::new(connection.socket),
+            reader: connection.session.map(|session| Box::new(session.reader)),
             buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -287,6 +406,9 @@ impl<T> InConnection<T> {
 
     /// Receives once. Before, the buffered bytes must have been settled, or be too few for a frame.
     pub(super) fn receive(&mut self) -> io::Result<Received> {
+        if self.reader.is_some() {
+            return self.receive_sealed();
+        }
         let (asked, result) = match &mut self.incoming {
             Some(Incoming { dst: Some(dst), at, remaining, .. }) => {
                 let remaining_bytes = usize::try_from(*remaining).unwrap_or(usize::MAX);
@@ -329,6 +451,57 @@ impl<T> InConnection<T> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Received::More),
             Err(error) => Err(error),
         }
+    }
+
+    /// As [`InConnection::receive`], through TLS: moves the opened bytes of one record, and
+    /// receives once if there are none.
+    #[cold]
+    #[inline(never)]
+    fn receive_sealed(&mut self) -> io::Result<Received> {
+        let Some(reader) = &mut self.reader else { return Ok(Received::Drained) };
+        let mut is_drained = false;
+        if matches!(reader.plain(), Ok(plain) if plain.is_empty()) {
+            let room = reader.room(RECORDS_AT_ONCE);
+            let asked = room.len();
+            match rustix::net::recv(self.socket.as_fd(), room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Ok(Received::Closed),
+                Ok((count, _)) => {
+                    reader.received(count);
+                    is_drained = count < asked;
+                }
+                Err(Errno::AGAIN) => return Ok(Received::Drained),
+                Err(Errno::INTR) => return Ok(Received::More),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        let plain = match reader.plain() {
+            Ok(plain) => plain,
+            Err(violation) => return Ok(Received::Violated(violation)),
+        };
+        if plain.is_empty() {
+            return Ok(if is_drained { Received::Drained } else { Received::More });
+        }
+        let count = match &mut self.incoming {
+            Some(Incoming { dst: Some(dst), at, remaining, .. }) => {
+                let count = usize::try_from(*remaining).unwrap_or(usize::MAX).min(plain.len());
+                dst.store_at(*at, &plain[..count]);
+                *at += count;
+                *remaining -= count as u64;
+                count
+            }
+            _ => {
+                self.buffer.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+                let count = plain.len().min(self.buffer.len() - self.end);
+                self.buffer[self.end..self.end + count].copy_from_slice(&plain[..count]);
+                self.end += count;
+                count
+            }
+        };
+        reader.take(count);
+        self.spent += count;
+        // Other records may be whole, of which the socket tells nothing.
+        Ok(Received::More)
     }
 }
 

@@ -97,6 +97,25 @@ impl Slice {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(at), bytes.len()) }
     }
 
+    /// Copies the slice's bytes from byte `at` on, as a transfer would.
+    ///
+    /// # Panics
+    ///
+    /// When they do not lie inside the slice.
+    pub(crate) fn load_at(&self, at: usize, bytes: &mut [u8]) {
+        assert!(
+            at.checked_add(bytes.len()).is_some_and(|end| end <= self.len()),
+            "{} bytes at {at} of a slice of {}",
+            bytes.len(),
+            self.len()
+        );
+        // SAFETY: inside the slice (checked above), whose memory is alive and readable; `bytes` is
+        // a unique reference, and registered memory is never borrowed, so they do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.as_ptr().add(at), bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
     /// Receives at most `limit` bytes into the slice from byte `at` on, and the bytes after them
     /// into `tail`, in one call that does not block. Returns the number of bytes received; zero
     /// means that the peer has closed.

@@ -272,6 +272,7 @@ impl Pair {
                 Ok(Received::More) => {}
                 Ok(Received::Drained) => drained = true,
                 Ok(Received::Closed) => return Err(LossCause::ConnectionClosed),
+                Ok(Received::Violated(violation)) => return Err(violation.into()),
                 Err(error) => return Err(socket::loss(&error)),
             }
         }

@@ -1,25 +1,30 @@
-//! The suite over `tcp`, on loopback.
+//! The suite over `tcp`, on loopback, in clear and through TLS.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_transport::tcp::TcpDevice;
+use pleach_transport::tls::{Tls, TlsMode};
 use pleach_transport::{Device, DeviceConfig, HostMemory, LossCause, Memory, Nanos, Rank, Responder, clock};
 
 use crate::world::{Backend, BackendKind, World};
 
-pub(crate) struct Tcp;
+/// Through TLS or in clear.
+pub(crate) struct Tcp<const TLS: bool>;
 
-impl Backend for Tcp {
-    const NAME: &'static str = "tcp";
+impl<const TLS: bool> Backend for Tcp<TLS> {
+    const NAME: &'static str = if TLS { "tcp through TLS" } else { "tcp" };
     const LIVE: bool = true;
 
     fn start(_world_size: u32) -> Self {
         Self
     }
 
-    fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
+    fn device(&mut self, mut config: DeviceConfig) -> Box<dyn Device> {
+        let mode = if TLS { TlsMode::On } else { TlsMode::Off };
+        let tls = Tls::new(mode, None).expect("needs no file");
+        config.secret = config.secret.map(|secret| secret.with_tls(tls));
         Box::new(TcpDevice::new(config).expect("listening on loopback"))
     }
 
@@ -53,7 +58,7 @@ fn a_responder_that_blocks_does_not_keep_its_device_from_being_dropped() {
     let (entered, has_entered) = channel();
     let (release, released) = channel();
     let blocks = Arc::new(Blocks { entered, release: Mutex::new(released) });
-    let mut world = World::with(BackendKind::of::<Tcp>(), 2, |config| {
+    let mut world = World::with(BackendKind::of::<Tcp<false>>(), 2, |config| {
         if config.rank == 0 {
             config.responder = blocks.clone();
         }

@@ -17,9 +17,12 @@ use crate::clock::Nanos;
 use crate::control::frame::ControlFrame;
 use crate::control::handshake::{Handshake, Hello, Progress, Role};
 use crate::control::packet::{self, ReceiveError};
-use crate::control::{FabricHandler, OpenedPair, ReceivedFiles, Shared, StreamState};
+use crate::control::{
+    FabricHandler, OpenedPair, ProtectedSocket, ReceivedFiles, Shared, StreamState, send_sealed,
+};
 use crate::device::files_allowed;
-use crate::device::{LossCause, ProtocolViolation};
+use crate::device::{LossCause, Protection, ProtocolViolation};
+use crate::tls::TlsWriter;
 
 impl Watcher {
     /// Accepts connections, up to a limit, so that connections that exist get their turn.
@@ -52,7 +55,7 @@ impl Watcher {
             self.drop_oldest_unauthenticated();
         }
         let origin = Origin::Accepted(from);
-        let handshake = Handshake::listen(&self.identity);
+        let handshake = Handshake::listen(&self.identity, from);
         let pending =
             PendingHandshake { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
         // If the kernel has no room, the connection is dropped.
@@ -87,7 +90,8 @@ impl Watcher {
         for (role, index) in std::iter::once((Role::Control, 0)).chain(data) {
             let request = self.peers[peer as usize].request.as_ref();
             let Some((target, ends)) = request.and_then(|request| request.dial.as_ref()) else { return };
-            let handshake = Handshake::dial(&self.identity, role, index, *ends, session);
+            let protection = target.ip().map_or(Protection::Clear, |ip| self.identity.asked(ip));
+            let handshake = Handshake::dial(&self.identity, (role, index), *ends, session, protection);
             let inserted = target.dial().and_then(|socket| {
                 let origin = Origin::Dialed(peer);
                 let pending = PendingHandshake { socket, handshake, deadline, origin, verdict: None };
@@ -209,7 +213,7 @@ impl Watcher {
 
     /// Acts on the result of a handshake.
     fn finish_handshake(&mut self, token: u64, verdict: Progress, now: Nanos) {
-        let Some(WatchedFile::Handshake(pending)) = self.remove(token) else { return };
+        let Some(WatchedFile::Handshake(mut pending)) = self.remove(token) else { return };
         let dialed = pending.origin.dialed();
         match (verdict, dialed) {
             (Progress::Done(hello), Some(peer)) if self.peers[peer as usize].had_rank(&hello) => {
@@ -217,7 +221,9 @@ impl Watcher {
             }
             (Progress::Done(hello), _) => {
                 if self.network.tune(&pending.socket).is_ok() {
-                    self.add_connection(&hello, pending.socket, dialed.is_some(), now);
+                    let session = pending.handshake.take_session();
+                    let connection = ProtectedSocket { socket: pending.socket, session };
+                    self.add_connection(&hello, connection, dialed.is_some(), now);
                 } else if let Some(peer) = dialed {
                     self.dial_again(peer, now);
                 }
@@ -258,7 +264,7 @@ impl Watcher {
     }
 
     /// Adds an authenticated connection to the others of its attempt.
-    fn add_connection(&mut self, hello: &Hello, socket: OwnedFd, is_dialer: bool, now: Nanos) {
+    fn add_connection(&mut self, hello: &Hello, connection: ProtectedSocket, is_dialer: bool, now: Nanos) {
         let peer = hello.rank;
         let Some(known) = self.peers.get(peer as usize) else { return };
         let attempt = known.connections_of_attempt.as_ref();
@@ -279,14 +285,14 @@ impl Watcher {
             _ if sends => &mut connections_of_attempt.to_peer[index],
             _ => &mut connections_of_attempt.from_peer[index],
         };
-        *place = Some(socket);
+        *place = Some(connection);
         if is_dialer && connections_of_attempt.has_all_data_connections() {
             // "Ready" comes on the control stream, perhaps before the verdict on a data connection
             // has been read: it waits for that.
             if let Some(stream) = self.read_control(peer)
                 && self.network.is_unix()
             {
-                send_ready(&*self.shared.handler, peer, &stream);
+                send_ready(&*self.shared.handler, peer, &stream, None);
             }
         }
         self.try_open(peer, now);
@@ -296,11 +302,12 @@ impl Watcher {
     fn read_control(&mut self, peer: Rank) -> Option<Arc<OwnedFd>> {
         let connections_of_attempt = self.peers[peer as usize].connections_of_attempt.as_mut()?;
         let control = connections_of_attempt.control.take()?;
-        let _ = self.network.tune_control(&control);
-        let stream = Arc::new(control);
-        connections_of_attempt.reading = Some(Arc::clone(&stream));
+        let _ = self.network.tune_control(&control.socket);
+        let stream = Arc::new(control.socket);
+        let (writer, reader) = control.session.map(|session| (session.writer, session.reader)).unzip();
+        connections_of_attempt.reading = Some((Arc::clone(&stream), writer));
         let (control, received) = (Arc::clone(&stream), ReceiveBuffer::new());
-        let control = WatchedFile::Control { peer, stream: control, received, watches_output: false };
+        let control = WatchedFile::Control { peer, stream: control, received, reader, watches_output: false };
         // If the kernel has no room, the pair is not connected and times out.
         let _ = self.insert(control, epoll::EventFlags::IN);
         Some(stream)
@@ -351,14 +358,14 @@ impl Watcher {
         let known = &mut self.peers[peer as usize];
         let Some(connections_of_attempt) = known.connections_of_attempt.take() else { return };
         known.request = None;
-        let Some(stream) = connections_of_attempt.reading else { return };
+        let Some((stream, writer)) = connections_of_attempt.reading else { return };
         let shared = Arc::clone(&self.shared);
-        let begin = |stream: &OwnedFd| {
+        let begin = |stream: &OwnedFd, writer: Option<&mut TlsWriter>| {
             if !dials {
-                send_ready(&*shared.handler, peer, stream);
+                send_ready(&*shared.handler, peer, stream, writer);
             }
         };
-        if !shared.stream(peer).open(Arc::clone(&stream), begin) {
+        if !shared.stream(peer).open(Arc::clone(&stream), writer, begin) {
             return;
         }
         known.gets_rank(connections_of_attempt.incarnation);
@@ -386,8 +393,11 @@ impl Watcher {
 
 /// Sends "ready" on a new stream, which has room for it. If it fails all the same, the stream is
 /// broken, and its end or the deadline is detected.
-fn send_ready(handler: &dyn FabricHandler, peer: Rank, stream: &OwnedFd) {
-    let mut send = |bytes: &[u8], files: &[BorrowedFd<'_>]| packet::send(stream, bytes, files).map(drop);
+fn send_ready(handler: &dyn FabricHandler, peer: Rank, stream: &OwnedFd, mut writer: Option<&mut TlsWriter>) {
+    let mut send = |bytes: &[u8], files: &[BorrowedFd<'_>]| match &mut writer {
+        Some(writer) => send_sealed(stream, writer, bytes).map(drop),
+        None => packet::send(stream, bytes, files).map(drop),
+    };
     if let Err(errno) = handler.send_ready(peer, &ControlFrame::Ready.to_bytes(), &mut send) {
         tracing::debug!(%errno, "a handshake packet was not sent");
     }

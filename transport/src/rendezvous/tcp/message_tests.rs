@@ -69,7 +69,7 @@ fn a_length_beyond_the_limit_is_refused_before_its_bytes_come() {
 
 #[test]
 fn the_handshake_decodes_to_itself_and_tells_other_protocols_by_their_first_byte() {
-    let hello = StoreHello { version: 7, challenge: [3; TAG_BYTES] };
+    let hello = StoreHello { version: 7, protection: Protection::Clear, challenge: [3; TAG_BYTES] };
     assert_eq!(StoreHello::decode(&hello.encode()), Ok(hello));
     let proof = Proof { rank: 3, world_size: 9, answer: [4; TAG_BYTES] };
     assert_eq!(Proof::decode(&proof.encode()), Ok(proof));

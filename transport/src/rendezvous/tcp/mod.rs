@@ -6,7 +6,8 @@
 //! rejected without harm, and a server that is not a store is detected by its first bytes.
 //!
 //! The messages of a connection are a handshake of fixed sizes, then frames with a length prefix.
-//! Bytes that do not decode, or are longer than allowed, are [`Malformed`].
+//! Bytes that do not decode, or are longer than allowed, are [`Malformed`]. If both hellos say so,
+//! all after them goes through TLS ([`crate::tls`]), and the proofs cover the store's key.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -21,7 +22,8 @@ use super::{
 use crate::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
 use crate::clock::now;
 use crate::control::packet;
-use crate::device::files_allowed;
+use crate::device::{Protection, ProtocolViolation, files_allowed};
+use crate::tls::{Session, Tls};
 use crate::wire::{Malformed, Reader, Writer};
 use crate::{Nanos, Rank};
 
@@ -31,7 +33,7 @@ mod same_user;
 mod server;
 
 use same_user::AskError;
-use server::{HANDSHAKE_TIMEOUT, Server};
+use server::{HANDSHAKE_TIMEOUT, READ_BYTES, Server};
 
 /// See [`super::check_decoders`].
 pub(super) fn check_decoders(bytes: &[u8]) {
@@ -65,6 +67,8 @@ const ANSWER_SHOWN_BYTES: usize = 24;
 pub struct TcpStore {
     address: String,
     stream: TcpStream,
+    /// The keys, if the connection speaks TLS.
+    session: Option<Session>,
     input: Vec<u8>,
     /// Why ranks of other hosts cannot connect, if known.
     unreachable: Option<String>,
@@ -87,10 +91,12 @@ impl TcpStore {
         deadline: Nanos,
     ) -> Result<Self, OpenStoreError> {
         let resolved = resolve(address, secret, deadline)?;
+        let tls = secret.map_or_else(Tls::from_env, Secret::tls)?;
         let (mut server, mut unreachable) = (None, None);
         if rank == 0 {
             let places = listen_addresses(address, &resolved, secret.is_some());
-            server = Some(listen(address, &places, world_size, secret, deadline)?);
+            let secret = secret.cloned().map(|secret| secret.with_tls(tls.clone()));
+            server = Some(listen(address, &places, (world_size, secret, tls.clone()), deadline)?);
             if is_named(address) && places.iter().all(|place| place.ip().is_loopback()) {
                 let own = places[0].ip();
                 unreachable = Some(format!(
@@ -98,9 +104,9 @@ impl TcpStore {
                 ));
             }
         }
-        let dialer = Dialer { address, resolved: &resolved, rank, world_size, secret };
-        let stream = dialer.dial(deadline)?;
-        Ok(Self { address: address.to_owned(), stream, input: Vec::new(), unreachable, server })
+        let dialer = Dialer { address, resolved: &resolved, rank, world_size, secret, tls: &tls };
+        let (stream, session) = dialer.dial(deadline)?;
+        Ok(Self { address: address.to_owned(), stream, session, input: Vec::new(), unreachable, server })
     }
 
     fn request(&mut self, request: &Request, deadline: Nanos) -> Result<Answer, StoreError> {
@@ -114,7 +120,9 @@ impl TcpStore {
             left => Ok(left),
         };
         self.stream.set_write_timeout(Some(left()?)).map_err(lost)?;
-        self.stream.write_all(&request.encode()).map_err(lost)?;
+        let request = request.encode();
+        let request = self.session.as_mut().map(|session| sealed(session, &request)).unwrap_or(request);
+        self.stream.write_all(&request).map_err(lost)?;
         loop {
             if let Some((inside, taken)) = frame(&self.input, ANSWER_BYTES_MAX).map_err(|_| protocol())? {
                 let answer = Answer::decode(inside).map_err(|_| protocol())?;
@@ -122,10 +130,9 @@ impl TcpStore {
                 return Ok(answer);
             }
             self.stream.set_read_timeout(Some(left()?)).map_err(lost)?;
-            let mut buffer = [0; 16 * 1024];
-            match self.stream.read(&mut buffer) {
+            match receive(&mut self.stream, self.session.as_mut(), &mut self.input) {
                 Ok(0) => return Err(lost(io::ErrorKind::ConnectionAborted.into())),
-                Ok(count) => self.input.extend_from_slice(&buffer[..count]),
+                Ok(_) => {}
                 Err(error) if is_retry(&error) => {}
                 Err(error) => return Err(lost(error)),
             }
@@ -253,12 +260,11 @@ fn listen_addresses(address: &str, resolved: &[SocketAddr], has_secret: bool) ->
 fn listen(
     address: &str,
     places: &[SocketAddr],
-    world_size: u32,
-    secret: Option<&Secret>,
+    (world_size, secret, tls): (u32, Option<Secret>, Tls),
     deadline: Nanos,
 ) -> Result<Server, OpenStoreError> {
     TcpListener::bind(places)
-        .and_then(|listener| Server::start(listener, world_size, secret.cloned(), deadline))
+        .and_then(|listener| Server::start(listener, world_size, secret, tls, deadline))
         .map_err(|source| match (source.kind(), files_allowed(&source)) {
             (_, Some(most)) => OpenStoreError::Files { most },
             (io::ErrorKind::AddrInUse, _) => OpenStoreError::PortInUse { address: address.to_owned() },
@@ -292,10 +298,14 @@ struct Dialer<'a> {
     rank: Rank,
     world_size: u32,
     secret: Option<&'a Secret>,
+    tls: &'a Tls,
 }
 
+/// A connection to the store, with its keys if it speaks TLS.
+type StoreStream = (TcpStream, Option<Session>);
+
 impl Dialer<'_> {
-    fn dial(&self, deadline: Nanos) -> Result<TcpStream, OpenStoreError> {
+    fn dial(&self, deadline: Nanos) -> Result<StoreStream, OpenStoreError> {
         let mut backoff = Backoff::until(deadline);
         let mut last = DialFailure::Later(io::ErrorKind::TimedOut.into());
         loop {
@@ -326,7 +336,7 @@ impl Dialer<'_> {
         }
     }
 
-    fn shake_hands(&self, mut stream: TcpStream, backoff: &Backoff) -> Result<TcpStream, DialFailure> {
+    fn shake_hands(&self, mut stream: TcpStream, backoff: &Backoff) -> Result<StoreStream, DialFailure> {
         let limit = backoff.left().clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
         if stream.local_addr()? == stream.peer_addr()? {
             // No listener, and the kernel chose the same port for this end: a connection to
@@ -336,7 +346,8 @@ impl Dialer<'_> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(limit))?;
         let until = now() + limit;
-        let own = StoreHello { version: VERSION, challenge: challenge() };
+        let protection = self.tls.asked(stream.peer_addr()?.ip());
+        let own = StoreHello { version: VERSION, protection, challenge: challenge() };
         stream.write_all(&own.encode())?;
         let mut bytes = [0; HELLO_BYTES];
         read_until(&mut stream, &mut bytes, until, |said| {
@@ -351,6 +362,14 @@ impl Dialer<'_> {
                 theirs: theirs.version,
             }));
         }
+        if theirs.protection != protection {
+            let (address, theirs) = (self.address.to_owned(), theirs.protection);
+            return Err(DialFailure::Final(OpenStoreError::Protection { address, own: protection, theirs }));
+        }
+        let mut session = None;
+        if protection != Protection::Clear {
+            session = Some(self.shake_hands_of_tls(&mut stream, until)?);
+        }
         let made;
         let secret = match self.secret {
             Some(secret) => secret,
@@ -359,22 +378,77 @@ impl Dialer<'_> {
                 &made
             }
         };
-        let claim = Proof::claim(self.rank, self.world_size);
+        let claim = bound(&Proof::claim(self.rank, self.world_size), session.as_ref());
         let challenges = Challenges::new(Side::Dialer, own.challenge, theirs.challenge);
         let answer = challenges.answer(Some(secret), &claim);
-        stream.write_all(&Proof { rank: self.rank, world_size: self.world_size, answer }.encode())?;
+        let proof = Proof { rank: self.rank, world_size: self.world_size, answer }.encode();
         let mut bytes = [0; VERDICT_BYTES];
-        read_until(&mut stream, &mut bytes, until, |_| Ok(()))?;
+        match &mut session {
+            None => {
+                stream.write_all(&proof)?;
+                read_until(&mut stream, &mut bytes, until, |_| Ok(()))?;
+            }
+            Some(session) => {
+                stream.write_all(&sealed(session, &proof))?;
+                self.read_sealed(&mut stream, session, &mut bytes, until)?;
+            }
+        }
         let wrong_secret =
             || DialFailure::Final(OpenStoreError::WrongSecret { address: self.address.to_owned() });
         match Verdict::decode(&bytes).map_err(|_| self.foreign(&bytes))? {
             Verdict::Welcome(answer) => {
                 let known = challenges.verify(Some(secret), &claim, &answer);
-                if known { Ok(stream) } else { Err(wrong_secret()) }
+                if known { Ok((stream, session)) } else { Err(wrong_secret()) }
             }
             Verdict::WrongSecret => Err(wrong_secret()),
             Verdict::Complete => Err(DialFailure::Complete),
         }
+    }
+
+    fn shake_hands_of_tls(&self, stream: &mut TcpStream, until: Nanos) -> Result<Session, DialFailure> {
+        let mut handshake = self.tls.dial().map_err(|violation| self.violated(violation))?;
+        loop {
+            stream.write_all(&handshake.take_outgoing())?;
+            let count = read_some(stream, handshake.room(), until)?;
+            match handshake.received(count) {
+                Ok(false) => {}
+                Ok(true) => break,
+                Err(violation) => {
+                    // The alert that tells the store.
+                    stream.write_all(&handshake.take_outgoing())?;
+                    return Err(self.violated(violation));
+                }
+            }
+        }
+        stream.write_all(&handshake.take_outgoing())?;
+        handshake.finish().map_err(|violation| self.violated(violation))
+    }
+
+    /// Reads one message that comes in one record.
+    fn read_sealed(
+        &self,
+        stream: &mut TcpStream,
+        session: &mut Session,
+        bytes: &mut [u8],
+        until: Nanos,
+    ) -> Result<(), DialFailure> {
+        loop {
+            let plain = session.reader.plain().map_err(|violation| self.violated(violation))?;
+            if plain.len() == bytes.len() {
+                bytes.copy_from_slice(plain);
+                session.reader.take(bytes.len());
+                return Ok(());
+            }
+            if !plain.is_empty() {
+                return Err(self.violated(ProtocolViolation::MalformedFrame));
+            }
+            let count = read_some(stream, session.reader.room_of_record(), until)?;
+            session.reader.received(count);
+        }
+    }
+
+    fn violated(&self, violation: ProtocolViolation) -> DialFailure {
+        DialFailure::Final(OpenStoreError::Violated { address: self.address.to_owned(), violation })
     }
 
     /// The secret that the store gives to processes of its user.
@@ -409,6 +483,15 @@ fn read_until(
 ) -> Result<(), DialFailure> {
     let mut filled = 0;
     while filled < bytes.len() {
+        filled += read_some(stream, &mut bytes[filled..], until)?;
+        check(&bytes[..filled])?;
+    }
+    Ok(())
+}
+
+/// Reads once; at least one byte.
+fn read_some(stream: &mut TcpStream, bytes: &mut [u8], until: Nanos) -> Result<usize, DialFailure> {
+    loop {
         let left = until.since(now());
         if left.is_zero() {
             return Err(
@@ -416,18 +499,50 @@ fn read_until(
             );
         }
         stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes[filled..]) {
+        match stream.read(bytes) {
             Ok(0) => {
                 let closed = "it closes the connection";
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, closed).into());
             }
-            Ok(count) => filled += count,
+            Ok(count) => return Ok(count),
             Err(error) if is_retry(&error) => {}
             Err(error) => return Err(error.into()),
         }
-        check(&bytes[..filled])?;
     }
-    Ok(())
+}
+
+/// The claim of a proof, which holds on this connection alone if it speaks TLS.
+fn bound(claim: &[u8], session: Option<&Session>) -> Vec<u8> {
+    let binding = session.map(|session| &session.binding[..]);
+    [claim, binding.unwrap_or_default()].concat()
+}
+
+/// The bytes as records.
+fn sealed(session: &mut Session, bytes: &[u8]) -> Vec<u8> {
+    session.writer.seal(bytes);
+    session.writer.take_waiting()
+}
+
+/// Reads once from a stream whose handshake is over, and appends all that was opened to `input`.
+/// Returns the number of bytes that were read; zero at the end of the stream.
+fn receive(stream: &mut TcpStream, session: Option<&mut Session>, input: &mut Vec<u8>) -> io::Result<usize> {
+    let Some(session) = session else {
+        let mut buffer = [0; READ_BYTES];
+        let count = stream.read(&mut buffer)?;
+        input.extend_from_slice(&buffer[..count]);
+        return Ok(count);
+    };
+    let count = stream.read(session.reader.room(1))?;
+    session.reader.received(count);
+    loop {
+        let plain = session.reader.plain().map_err(io::Error::other)?;
+        let opened = plain.len();
+        if opened == 0 {
+            return Ok(count);
+        }
+        input.extend_from_slice(plain);
+        session.reader.take(opened);
+    }
 }
 
 /// Whether a read was only interrupted, or timed out.
@@ -441,6 +556,9 @@ const MAGIC: &[u8; 16] = b"PLEACH STORE\r\n\r\n";
 
 /// Version of this protocol.
 const VERSION: u16 = 1;
+
+/// The bits of a version's place that say how the sender protects the connection.
+const PROTECTION_SHIFT: u32 = 14;
 
 /// Length of [`StoreHello`] on the wire.
 const HELLO_BYTES: usize = MAGIC.len() + 2 + TAG_BYTES;
@@ -464,12 +582,19 @@ const ANSWER_BYTES_MAX: usize = 16 + KEYS_MAX * (4 + VALUE_BYTES_MAX);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StoreHello {
     version: u16,
+    protection: Protection,
     challenge: [u8; TAG_BYTES],
 }
 
 impl StoreHello {
     fn encode(&self) -> [u8; HELLO_BYTES] {
-        Writer::default().raw(MAGIC).u16(self.version).raw(&self.challenge).to_array()
+        let protection = match self.protection {
+            Protection::Clear => 0,
+            Protection::Secret => 1,
+            Protection::Certificates => 2,
+        };
+        let version = self.version | (protection << PROTECTION_SHIFT);
+        Writer::default().raw(MAGIC).u16(version).raw(&self.challenge).to_array()
     }
 
     fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
@@ -477,7 +602,15 @@ impl StoreHello {
         if reader.array()? != *MAGIC {
             return Err(Malformed);
         }
-        Ok(Self { version: reader.u16()?, challenge: reader.array()? })
+        let version = reader.u16()?;
+        let protection = match version >> PROTECTION_SHIFT {
+            0 => Protection::Clear,
+            1 => Protection::Secret,
+            2 => Protection::Certificates,
+            _ => return Err(Malformed),
+        };
+        let version = version & ((1 << PROTECTION_SHIFT) - 1);
+        Ok(Self { version, protection, challenge: reader.array()? })
     }
 
     /// Whether `bytes` can be the beginning of a hello.

@@ -1,7 +1,8 @@
 //! The store: one thread of rank 0 that serves all connections.
 //!
 //! **Invariants:** an unauthenticated connection holds at most a handshake's bytes, for at most
-//! [`HANDSHAKE_TIMEOUT`], never keeps a rank from being served, and changes nothing in the table. A
+//! [`HANDSHAKE_TIMEOUT`] (with TLS, also the state of its handshake and one signature), never keeps
+//! a rank from being served, and changes nothing in the table. A
 //! connection holds at most one answer, one request and one read: no more is read from it before
 //! the answer is sent.
 
@@ -23,8 +24,9 @@ use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, UnauthenticatedConnections
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::{Nanos, now};
 use crate::control::packet;
-use crate::device::files_allowed;
+use crate::device::{Protection, ProtocolViolation, files_allowed};
 use crate::rendezvous::{OpenStoreError, check};
+use crate::tls::{Session, Tls, TlsHandshake};
 use crate::wire::Malformed;
 
 /// Time limit of a handshake.
@@ -49,7 +51,7 @@ const WARNINGS_MAX: u32 = 16;
 const VALUES_PER_RANK: usize = 1024;
 
 /// Bytes read from one connection at a time.
-const READ_BYTES: usize = 16 * 1024;
+pub(super) const READ_BYTES: usize = 16 * 1024;
 
 /// Requests of one connection answered before the others get their turn.
 const REQUESTS_AT_ONCE: usize = 16;
@@ -71,6 +73,7 @@ impl Server {
         listener: TcpListener,
         world_size: u32,
         secret: Option<Secret>,
+        tls: Tls,
         deadline: Nanos,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
@@ -80,7 +83,7 @@ impl Server {
         };
         let stop = Arc::new(OnceLock::new());
         let wake_source = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
-        let secret = secret.unwrap_or_else(Secret::fresh);
+        let secret = secret.unwrap_or_else(Secret::fresh).with_tls(tls);
         let service = Service { own_user, ..Service::new(listener, world_size as usize, secret) };
         let (stopped, woken) = (Arc::clone(&stop), Arc::clone(&wake_source));
         let thread = std::thread::Builder::new()
@@ -196,6 +199,8 @@ impl Table {
 enum Stage {
     /// No message yet.
     AwaitsHello { until: Nanos },
+    /// Challenges are exchanged, and TLS comes next.
+    AwaitsTls { until: Nanos, challenges: Challenges, handshake: Box<TlsHandshake> },
     /// Challenges are exchanged.
     AwaitsProof { until: Nanos, challenges: Challenges },
     /// Authenticated.
@@ -206,6 +211,8 @@ enum Stage {
 
 struct Connection {
     stream: TcpStream,
+    /// The keys, if the connection speaks TLS.
+    session: Option<Session>,
     from: SocketAddr,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -274,9 +281,10 @@ impl Service {
 
     fn next_deadline(&self) -> Option<Nanos> {
         let deadlines = self.connections.values().filter_map(|connection| match &connection.stage {
-            Stage::AwaitsHello { until } | Stage::AwaitsProof { until, .. } | Stage::Ending { until } => {
-                Some(*until)
-            }
+            Stage::AwaitsHello { until }
+            | Stage::AwaitsTls { until, .. }
+            | Stage::AwaitsProof { until, .. }
+            | Stage::Ending { until } => Some(*until),
             Stage::Open { waiting, .. } => waiting.as_ref().map(|(_, until)| *until),
         });
         deadlines.chain(self.paused_until).min()
@@ -342,7 +350,9 @@ impl Service {
         connection.serve_once(&mut self.table, &self.secret);
         match connection.stage {
             Stage::AwaitsHello { .. } => {}
-            Stage::AwaitsProof { .. } => self.unauthenticated.hello_received(connection.from.ip(), number),
+            Stage::AwaitsTls { .. } | Stage::AwaitsProof { .. } => {
+                self.unauthenticated.hello_received(connection.from.ip(), number)
+            }
             // A rejected connection sends nothing more, and ends when it has the reason.
             Stage::Open { .. } | Stage::Ending { .. } => {
                 self.unauthenticated.remove(connection.from.ip(), number)
@@ -428,7 +438,7 @@ impl Connection {
     fn new(stream: TcpStream, from: SocketAddr) -> Self {
         let stage = Stage::AwaitsHello { until: now() + HANDSHAKE_TIMEOUT };
         let (input, output) = (Vec::new(), Vec::new());
-        Self { stream, from, input, output, stage, gone: false, has_more: false }
+        Self { stream, session: None, from, input, output, stage, gone: false, has_more: false }
     }
 
     fn is_open(&self) -> bool {
@@ -471,7 +481,7 @@ impl Connection {
                 return;
             }
             if !std::mem::take(&mut self.has_more) {
-                self.receive();
+                self.receive(table);
             }
             match self.handle_input(table, secret) {
                 Ok(true) => self.has_more = true,
@@ -482,25 +492,56 @@ impl Connection {
         }
     }
 
-    fn receive(&mut self) {
-        let most = match self.stage {
+    fn receive(&mut self, table: &mut Table) {
+        let Self { stream, session, input, .. } = self;
+        let received = match (&mut self.stage, session) {
             // The bytes of a handshake, and no more.
-            Stage::AwaitsHello { .. } => HELLO_BYTES.saturating_sub(self.input.len()),
-            Stage::AwaitsProof { .. } => PROOF_BYTES.saturating_sub(self.input.len()),
+            (Stage::AwaitsHello { .. }, _) => receive_up_to(stream, input, HELLO_BYTES),
+            (Stage::AwaitsTls { handshake, .. }, _) => stream.read(handshake.room()),
+            (Stage::AwaitsProof { .. }, None) => receive_up_to(stream, input, PROOF_BYTES),
+            (Stage::AwaitsProof { .. }, Some(session)) => receive_record(stream, session, input),
             // A correct rank has one request under way, so no more than one request and one read
             // are kept.
-            Stage::Open { .. } if self.input.len() <= REQUEST_BYTES_MAX => READ_BYTES,
-            Stage::Open { .. } | Stage::Ending { .. } => 0,
+            (Stage::Open { .. }, session) if input.len() <= REQUEST_BYTES_MAX => {
+                super::receive(stream, session.as_mut(), input)
+            }
+            (Stage::Open { .. } | Stage::Ending { .. }, _) => return,
         };
-        let mut buffer = [0; READ_BYTES];
-        if most == 0 {
-            return;
-        }
-        match self.stream.read(&mut buffer[..most]) {
+        match received {
             Ok(0) => self.gone = true,
-            Ok(count) => self.input.extend_from_slice(&buffer[..count]),
+            Ok(count) => self.tls_came(count, table),
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(_) => self.gone = true,
+        }
+    }
+
+    /// If these bytes are of a handshake of TLS: handles them.
+    fn tls_came(&mut self, count: usize, table: &mut Table) {
+        let Stage::AwaitsTls { until, challenges, handshake } = &mut self.stage else { return };
+        let (until, challenges) = (*until, *challenges);
+        let received = handshake.received(count);
+        self.output.append(&mut handshake.take_outgoing());
+        let is_done = match received {
+            Ok(false) => return,
+            Ok(true) => Ok(()),
+            Err(violation) => Err(violation),
+        };
+        let ending = std::mem::replace(&mut self.stage, Stage::Ending { until });
+        let Stage::AwaitsTls { handshake, .. } = ending else { return };
+        match is_done.and_then(|()| handshake.finish()) {
+            Ok(session) => {
+                self.session = Some(session);
+                self.stage = Stage::AwaitsProof { until, challenges };
+            }
+            Err(violation) => table.refuse(format!("TLS with {} failed: {violation}", self.from.ip())),
+        }
+    }
+
+    /// Sends a message, through TLS if the connection has keys.
+    fn say(&mut self, message: &[u8]) {
+        match &mut self.session {
+            Some(session) => self.output.append(&mut super::sealed(session, message)),
+            None => self.output.extend_from_slice(message),
         }
     }
 
@@ -516,22 +557,34 @@ impl Connection {
                 };
                 let (dialer, own, until) = (StoreHello::decode(hello)?, challenge(), *until);
                 self.input = rest.to_vec();
-                self.output.extend(StoreHello { version: VERSION, challenge: own }.encode());
-                self.stage = if dialer.version == VERSION {
-                    let challenges = Challenges::new(Side::Listener, own, dialer.challenge);
-                    Stage::AwaitsProof { until, challenges }
-                } else {
-                    let from = self.from.ip();
+                // The store has set it when it began.
+                let tls = secret.tls().map_err(|_| Malformed)?;
+                let from = self.from.ip();
+                let protection = tls.answered(from, dialer.protection);
+                self.output.extend(StoreHello { version: VERSION, protection, challenge: own }.encode());
+                let challenges = Challenges::new(Side::Listener, own, dialer.challenge);
+                self.stage = if dialer.version != VERSION {
                     table.refuse(format!("{from} speaks rendezvous version {}", dialer.version));
                     Stage::Ending { until }
+                } else if dialer.protection != protection {
+                    let (own, theirs) = (protection, dialer.protection);
+                    table.refuse(format!("{from}: {}", ProtocolViolation::Protection { own, theirs }));
+                    Stage::Ending { until }
+                } else if protection == Protection::Clear {
+                    Stage::AwaitsProof { until, challenges }
+                } else {
+                    let handshake = Box::new(tls.listen().map_err(|_| Malformed)?);
+                    Stage::AwaitsTls { until, challenges, handshake }
                 };
             }
+            // Its bytes were handled as they came.
+            Stage::AwaitsTls { .. } => return Ok(false),
             Stage::AwaitsProof { until, challenges } => {
                 let Some((proof, rest)) = self.input.split_first_chunk::<PROOF_BYTES>() else {
                     return Ok(false);
                 };
-                let (proof, until) = (Proof::decode(proof)?, *until);
-                let claim = Proof::claim(proof.rank, proof.world_size);
+                let (proof, until, challenges) = (Proof::decode(proof)?, *until, *challenges);
+                let claim = super::bound(&Proof::claim(proof.rank, proof.world_size), self.session.as_ref());
                 let verdict = if !challenges.verify(Some(secret), &claim, &proof.answer) {
                     let from = self.from.ip();
                     table.refuse(format!("rank {} from {from} has a wrong secret", proof.rank));
@@ -542,7 +595,7 @@ impl Connection {
                     Verdict::Welcome(challenges.answer(Some(secret), &claim))
                 };
                 self.input = rest.to_vec();
-                self.output.extend(verdict.encode());
+                self.say(&verdict.encode());
                 self.stage = match verdict {
                     Verdict::Welcome(_) => Stage::Open { rank: proof.rank, waiting: None },
                     Verdict::WrongSecret | Verdict::Complete => Stage::Ending { until },
@@ -555,7 +608,7 @@ impl Connection {
                 let request = Request::decode(inside)?;
                 self.input.drain(..taken);
                 match table.answer(*rank, &request, false) {
-                    Some(answer) => self.output.extend(answer.encode()),
+                    Some(answer) => self.say(&answer.encode()),
                     None => {
                         let Request::Wait { limit_ms, .. } = request else { return Err(Malformed) };
                         *waiting = Some((request, now() + Duration::from_millis(limit_ms)));
@@ -569,15 +622,17 @@ impl Connection {
 
     fn finish_wait(&mut self, table: &mut Table, time: Nanos, has_changed: bool) {
         match &mut self.stage {
-            Stage::AwaitsHello { until } | Stage::AwaitsProof { until, .. } => self.gone |= *until <= time,
+            Stage::AwaitsHello { until }
+            | Stage::AwaitsTls { until, .. }
+            | Stage::AwaitsProof { until, .. } => self.gone |= *until <= time,
             Stage::Ending { until } => self.gone |= *until <= time || self.output.is_empty(),
             Stage::Open { rank, waiting } => {
                 if let Some((request, until)) = waiting
                     && (has_changed || *until <= time)
                     && let Some(answer) = table.answer(*rank, request, *until <= time)
                 {
-                    self.output.extend(answer.encode());
                     *waiting = None;
+                    self.say(&answer.encode());
                     self.has_more = !self.input.is_empty();
                     self.send();
                 }
@@ -595,6 +650,26 @@ impl Connection {
             }
         }
     }
+}
+
+/// Reads once, so that `input` has at most so many bytes.
+fn receive_up_to(stream: &mut TcpStream, input: &mut Vec<u8>, most: usize) -> io::Result<usize> {
+    let start = input.len();
+    input.resize(most.max(start), 0);
+    let received = stream.read(&mut input[start..]);
+    input.truncate(start + *received.as_ref().unwrap_or(&0));
+    received
+}
+
+/// Reads once from the record that is coming, and appends what was opened to `input`.
+fn receive_record(stream: &mut TcpStream, session: &mut Session, input: &mut Vec<u8>) -> io::Result<usize> {
+    let count = stream.read(session.reader.room_of_record())?;
+    session.reader.received(count);
+    let plain = session.reader.plain().map_err(io::Error::other)?;
+    let opened = plain.len();
+    input.extend_from_slice(plain);
+    session.reader.take(opened);
+    Ok(count)
 }
 
 #[cfg(test)]

@@ -173,7 +173,7 @@ fn an_address_that_is_not_loopback_needs_a_secret() {
 /// lets it in.
 fn is_let_in(address: &str, key: Option<&Secret>) -> bool {
     let mut stream = TcpStream::connect(address).expect("it listens");
-    let own = StoreHello { version: VERSION, challenge: challenge() };
+    let own = StoreHello { version: VERSION, protection: Protection::Clear, challenge: challenge() };
     stream.write_all(&own.encode()).expect("said");
     let mut bytes = [0; HELLO_BYTES];
     stream.read_exact(&mut bytes).expect("it answers");
@@ -235,7 +235,8 @@ fn unauthenticated_connections_do_no_harm() {
             0 => {}
             1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("said"),
             _ => {
-                let hello = StoreHello { version: VERSION, challenge: [0; 32] };
+                let hello =
+                    StoreHello { version: VERSION, protection: Protection::Clear, challenge: [0; 32] };
                 stream.write_all(&hello.encode()).expect("said");
                 stream.write_all(&[0xff; 60]).expect("said");
             }
@@ -262,7 +263,7 @@ fn more_keys_than_fit_one_request_are_asked_for_in_several() {
 /// Connects that many times from one address and never proves anything: silent, with a hello, and
 /// byte by byte. At most `held` are open at a time.
 fn flood(address: &str, connections: usize, held: usize, over: &AtomicBool) {
-    let hello = StoreHello { version: VERSION, challenge: [0; 32] }.encode();
+    let hello = StoreHello { version: VERSION, protection: Protection::Clear, challenge: [0; 32] }.encode();
     let mut unauthenticated_clients = std::collections::VecDeque::new();
     for number in 0..connections {
         // The store may have dropped any of them already.
@@ -338,7 +339,11 @@ fn mute() -> (String, thread::JoinHandle<TcpStream>) {
         let mut hello = [0; HELLO_BYTES];
         stream.read_exact(&mut hello).expect("a hello");
         let (theirs, own) = (StoreHello::decode(&hello).expect("ours"), challenge());
-        stream.write_all(&StoreHello { version: VERSION, challenge: own }.encode()).expect("there is room");
+        stream
+            .write_all(
+                &StoreHello { version: VERSION, protection: Protection::Clear, challenge: own }.encode(),
+            )
+            .expect("there is room");
         let mut proof = [0; PROOF_BYTES];
         stream.read_exact(&mut proof).expect("a proof");
         let proof = Proof::decode(&proof).expect("ours");
@@ -415,4 +420,85 @@ fn rank_0_listens_on_every_address_where_its_name_has_several_or_only_loopback_a
     ] {
         assert_eq!(places(own, &[known], true), at(&[known]), "{own} is an address");
     }
+}
+
+fn protected(mode: crate::tls::TlsMode) -> Secret {
+    let tls = Tls::new(mode, None).expect("needs no file");
+    secret("known to both of them").with_tls(tls)
+}
+
+/// Carries the bytes of one connection to `to` and back, and keeps them.
+fn carry_one(to: &str) -> (String, thread::JoinHandle<Vec<u8>>) {
+    let own = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = own.local_addr().expect("bound").to_string();
+    let to = to.to_owned();
+    let carried = thread::spawn(move || {
+        let (dialed, _) = own.accept().expect("somebody comes");
+        let onward = TcpStream::connect(&to).expect("it listens");
+        let copies = (dialed.try_clone().expect("a file"), onward.try_clone().expect("a file"));
+        let copy = |mut from: TcpStream, mut to: TcpStream| {
+            let (mut seen, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+            while let Ok(count @ 1..) = from.read(&mut buffer) {
+                seen.extend_from_slice(&buffer[..count]);
+                if to.write_all(&buffer[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(std::net::Shutdown::Both);
+            seen
+        };
+        let there = thread::spawn(move || copy(dialed, onward));
+        let mut seen = copy(copies.1, copies.0);
+        seen.extend(there.join().expect("it copies"));
+        seen
+    });
+    (address, carried)
+}
+
+/// All values of rank 0 that rank 1 gets through somebody in between, and what that one sees.
+fn values_through(mode: crate::tls::TlsMode, value: &[u8]) -> (Vec<Vec<u8>>, Vec<u8>) {
+    let address = free_address();
+    let secret = protected(mode);
+    let mut store = TcpStore::open(&address, 0, 2, Some(&secret), late()).expect("opens");
+    let keys: Vec<_> = (0..100).map(|number| format!("value/{number}")).collect();
+    for key in &keys {
+        store.set(key, value, late()).expect("is set");
+    }
+    let (between, carried) = carry_one(&address);
+    let mut other = TcpStore::open(&between, 1, 2, Some(&secret), late()).expect("connects");
+    let values = other.wait(&keys, late(), late()).expect("all are set");
+    drop(other);
+    drop(store);
+    (values, carried.join().expect("it carries"))
+}
+
+#[test]
+fn values_go_through_tls_and_nobody_in_between_reads_them() {
+    let value = vec![b'v'; crate::rendezvous::VALUE_BYTES_MAX];
+    for (mode, is_seen) in [(crate::tls::TlsMode::On, false), (crate::tls::TlsMode::Off, true)] {
+        let (values, seen) = values_through(mode, &value);
+        assert!(values.len() == 100 && values.iter().all(|got| *got == value));
+        assert!(seen.len() > 100 * value.len(), "all went through there");
+        assert_eq!(seen.windows(8).any(|window| window == b"vvvvvvvv"), is_seen);
+    }
+}
+
+#[test]
+fn a_rank_without_tls_is_told_and_one_with_certificates_too() {
+    use crate::tls::TlsMode;
+    let address = free_address();
+    let _store = TcpStore::open(&address, 0, 2, Some(&protected(TlsMode::On)), late()).expect("opens");
+    let refused = TcpStore::open(&address, 1, 2, Some(&protected(TlsMode::Off)), late());
+    let Err(error @ OpenStoreError::Protection { .. }) = refused else { panic!("it was let in") };
+    let text = error.to_string();
+    assert!(
+        text.contains(&address) && text.contains("PLEACH_TLS") && text.contains("speaks no TLS"),
+        "{text}"
+    );
+    let other = protected(TlsMode::On);
+    TcpStore::open(&address, 1, 2, Some(&other), late()).expect("any key is taken with the secret");
+    let tls = Tls::new(TlsMode::On, None).expect("needs no file");
+    let wrong = secret("another secret than theirs").with_tls(tls);
+    let refused = TcpStore::open(&address, 1, 2, Some(&wrong), late());
+    assert!(matches!(refused, Err(OpenStoreError::WrongSecret { .. })));
 }

@@ -1,0 +1,263 @@
+//! TLS 1.3 on TCP connections, so that nobody on the way reads or changes what ranks send.
+//!
+//! | type | purpose |
+//! | --- | --- |
+//! | [`Tls`] | whether an end asks for TLS, and with which keys |
+//! | [`TlsHandshake`] | a handshake, by rustls: bytes in, bytes out |
+//! | [`TlsWriter`], [`TlsReader`] | what follows, one direction each, so that two threads share no lock |
+//!
+//! A connection begins in clear with the hellos of its protocol. Each says how its end wants the
+//! connection protected, and both must want the same. TLS follows, and in it the proof of the
+//! secret, which covers both hellos and the key that the listener has shown ([`Session::binding`]).
+//! So nobody in between can take TLS away, or stand between two handshakes.
+//!
+//! The end of a stream is no message of TLS here: each protocol has a last message of its own, and
+//! a stream that ends without it was cut.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+#[cfg(not(feature = "tls"))]
+mod absent;
+#[cfg(feature = "tls")]
+mod ends;
+#[cfg(feature = "tls")]
+mod handshake;
+#[cfg(feature = "tls")]
+mod record;
+#[cfg(all(test, feature = "tls"))]
+mod tests;
+
+#[cfg(not(feature = "tls"))]
+use self::absent::Ends;
+#[cfg(not(feature = "tls"))]
+pub(crate) use self::absent::{
+    PLAIN_BYTES_MAX, RECORDS_AT_ONCE, Session, TlsHandshake, TlsReader, TlsWriter,
+};
+#[cfg(feature = "tls")]
+use self::ends::Ends;
+#[cfg(feature = "tls")]
+pub(crate) use self::handshake::{Session, TlsHandshake};
+#[cfg(feature = "tls")]
+pub(crate) use self::record::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsReader, TlsWriter};
+use crate::device::{Protection, ProtocolViolation, TlsFault};
+
+/// When TCP connections speak TLS: `PLEACH_TLS`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsMode {
+    /// Between addresses that are not loopback; the default.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always, also on loopback.
+    On,
+    /// As [`TlsMode::On`]; and fabrics whose data cannot be protected are refused.
+    Require,
+}
+
+impl FromStr for TlsMode {
+    type Err = TlsError;
+
+    fn from_str(text: &str) -> Result<Self, TlsError> {
+        match text {
+            "off" => Ok(Self::Off),
+            "on" => Ok(Self::On),
+            "require" => Ok(Self::Require),
+            _ => Err(TlsError::Mode { value: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for TlsMode {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Auto => "not set",
+            Self::Off => "off",
+            Self::On => "on",
+            Self::Require => "require",
+        })
+    }
+}
+
+/// The files of a user's own certificates, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// `PLEACH_TLS_CERT`: this rank's certificate, then those between it and the authority.
+    pub certificate: PathBuf,
+    /// `PLEACH_TLS_KEY`: its private key.
+    pub key: PathBuf,
+    /// `PLEACH_TLS_CA`: the authorities that may have signed the certificates of ranks.
+    pub authority: PathBuf,
+}
+
+/// Why TLS cannot be used as it was asked for.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// An unknown mode.
+    #[error("bad value: PLEACH_TLS='{value}'; set off, on or require, or nothing")]
+    Mode {
+        /// The value.
+        value: String,
+    },
+    /// Some of the three files of certificates.
+    #[error(
+        "incomplete: {present} is given without {absent}; give PLEACH_TLS_CERT, PLEACH_TLS_KEY and PLEACH_TLS_CA, or none"
+    )]
+    Incomplete {
+        /// One that is set.
+        present: &'static str,
+        /// One that is not.
+        absent: &'static str,
+    },
+    /// A file that cannot be used.
+    #[error("unusable certificates: {variable}={} ({reason}); name a file in PEM that fits the others", .path.display())]
+    File {
+        /// The variable.
+        variable: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// This program was built without TLS.
+    #[error("no TLS here: PLEACH_TLS asks for it, and this program was built without the feature 'tls'")]
+    NotBuilt,
+    /// A fabric whose data nobody encrypts.
+    #[error(
+        "PLEACH_TLS=require asks for encryption, which data over RDMA do not have; take another fabric (--fabric shm+tcp), or set PLEACH_TLS=on and keep the RDMA network to the job"
+    )]
+    Unprotected,
+    /// The library of TLS refused its configuration.
+    #[error(
+        "TLS cannot be used on this host ({reason}); set PLEACH_TLS=off on all ranks, or repair the host"
+    )]
+    Library {
+        /// The reason.
+        reason: String,
+    },
+}
+
+/// Whether an end asks for TLS, and with which keys. Copies share the keys.
+#[derive(Clone)]
+pub struct Tls {
+    mode: TlsMode,
+    has_certificates: bool,
+    /// `None` where TLS is never used.
+    ends: Option<Arc<Ends>>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Tls").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Tls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = if self.has_certificates { " with certificates" } else { "" };
+        write!(formatter, "{}{keys}", self.mode)
+    }
+}
+
+impl Tls {
+    /// With the user's certificates, or else with a key that is made here.
+    ///
+    /// # Errors
+    ///
+    /// See [`TlsError`].
+    pub fn new(mode: TlsMode, certificates: Option<&CertificateFiles>) -> Result<Self, TlsError> {
+        let is_wanted = mode != TlsMode::Off && (mode != TlsMode::Auto || cfg!(feature = "tls"));
+        let ends = if is_wanted { Some(Arc::new(Ends::new(certificates)?)) } else { None };
+        Ok(Self { mode, has_certificates: certificates.is_some(), ends })
+    }
+
+    /// As `PLEACH_TLS`, `PLEACH_TLS_CERT`, `PLEACH_TLS_KEY` and `PLEACH_TLS_CA` say.
+    ///
+    /// # Errors
+    ///
+    /// See [`TlsError`].
+    pub fn from_env() -> Result<Self, TlsError> {
+        Self::from_env_but(None)
+    }
+
+    /// As [`Tls::from_env`], but in this mode if there is one.
+    ///
+    /// # Errors
+    ///
+    /// See [`TlsError`].
+    pub fn from_env_but(mode: Option<TlsMode>) -> Result<Self, TlsError> {
+        let (named, certificates) = parse(|name| std::env::var(name).ok())?;
+        Self::new(mode.unwrap_or(named), certificates.as_ref())
+    }
+
+    /// When it is used.
+    #[must_use]
+    pub fn mode(&self) -> TlsMode {
+        self.mode
+    }
+
+    /// The protection with which TLS comes here.
+    fn own(&self) -> Protection {
+        match (&self.ends, self.has_certificates) {
+            (None, _) => Protection::Clear,
+            (Some(_), false) => Protection::Secret,
+            (Some(_), true) => Protection::Certificates,
+        }
+    }
+
+    /// What a dialer asks for on a connection to this address.
+    #[must_use]
+    pub fn asked(&self, address: IpAddr) -> Protection {
+        match self.mode {
+            TlsMode::Auto if address.to_canonical().is_loopback() => Protection::Clear,
+            _ => self.own(),
+        }
+    }
+
+    /// What a listener answers to a dialer at this address which asks for `theirs`. On loopback
+    /// the dialer may choose: it may have come through a tunnel.
+    #[must_use]
+    pub fn answered(&self, address: IpAddr, theirs: Protection) -> Protection {
+        if theirs == Protection::Clear { self.asked(address) } else { self.own() }
+    }
+
+    /// The dialer's end of a handshake.
+    pub(crate) fn dial(&self) -> Result<TlsHandshake, ProtocolViolation> {
+        TlsHandshake::dial(self.ends()?)
+    }
+
+    /// The listener's end of a handshake.
+    pub(crate) fn listen(&self) -> Result<TlsHandshake, ProtocolViolation> {
+        TlsHandshake::listen(self.ends()?)
+    }
+
+    fn ends(&self) -> Result<&Ends, ProtocolViolation> {
+        self.ends.as_deref().ok_or(ProtocolViolation::Tls(TlsFault::Handshake))
+    }
+}
+
+/// The mode and the files that these variables give.
+fn parse(
+    variable: impl Fn(&'static str) -> Option<String>,
+) -> Result<(TlsMode, Option<CertificateFiles>), TlsError> {
+    let text = |name| variable(name).filter(|text| !text.is_empty());
+    let mode = text("PLEACH_TLS").map_or(Ok(TlsMode::Auto), |text| text.parse())?;
+    const FILES: [&str; 3] = ["PLEACH_TLS_CERT", "PLEACH_TLS_KEY", "PLEACH_TLS_CA"];
+    let files = FILES.map(|name| text(name).map(PathBuf::from));
+    let present = FILES.into_iter().zip(&files).find(|(_, file)| file.is_some());
+    let absent = FILES.into_iter().zip(&files).find(|(_, file)| file.is_none());
+    let certificates = match (present, absent) {
+        (Some((present, _)), Some((absent, _))) => return Err(TlsError::Incomplete { present, absent }),
+        (None, _) => None,
+        (Some(_), None) => {
+            let [certificate, key, authority] = files.map(Option::unwrap_or_default);
+            Some(CertificateFiles { certificate, key, authority })
+        }
+    };
+    Ok((mode, certificates))
+}
