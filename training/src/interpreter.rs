@@ -120,6 +120,11 @@ pub enum Request {
         /// Goes with them.
         word: u64,
     },
+    /// Ask for the verdict of a step; see [`Action::Commit`].
+    Commit {
+        /// The step.
+        step: u64,
+    },
     /// Send a word; see [`Action::Tell`].
     Tell {
         /// The peer.
@@ -159,6 +164,8 @@ pub struct Interpreter {
     is_paused: bool,
     /// A rank for whose word the policy waits.
     awaits: Option<Rank>,
+    /// Whether the policy waits for the verdict of a step.
+    awaits_verdict: bool,
     /// Whether a write has come, of which the policy is being told.
     has_arrival: bool,
     /// This rank's shard, once the policy has begun one.
@@ -232,6 +239,7 @@ impl Interpreter {
             is_stopped: false,
             is_paused: false,
             awaits: None,
+            awaits_verdict: false,
             has_arrival: false,
             table: None,
             agreement: Agreement { is_hashed: hashes, ..Agreement::default() },
@@ -413,7 +421,7 @@ impl Interpreter {
         self.actions = actions;
         self.has_arrival = false;
         carried_out?;
-        let is_held = self.is_stopped || self.is_paused || self.awaits.is_some();
+        let is_held = self.is_stopped || self.is_paused || self.awaits.is_some() || self.awaits_verdict;
         if self.ledger.is_empty() && !is_held {
             return Err(PolicyError::Stuck { step: self.next_step });
         }
@@ -441,6 +449,15 @@ impl Interpreter {
                 Ok(())
             }
             Event::Done(id, _) => self.ledger.end_operation(id),
+            Event::Committed => {
+                self.awaits_verdict = false;
+                Ok(())
+            }
+            Event::Membership { step, .. } => {
+                self.ledger.abandon();
+                (self.awaits_verdict, self.supplied, self.next_step) = (false, None, step);
+                Ok(())
+            }
             Event::Pause => {
                 self.ledger.end_computing();
                 self.next_step = self.next_step.saturating_sub(1);
@@ -562,6 +579,10 @@ impl Interpreter {
             Action::Tell { to, word } => {
                 self.share_of_peer(to)?;
                 requests.push(Request::Tell { to, word });
+            }
+            Action::Commit { step } => {
+                self.awaits_verdict = true;
+                requests.push(Request::Commit { step });
             }
             Action::Await { from } => {
                 self.share_of_peer(from)?;

@@ -178,6 +178,11 @@ impl Ledger {
         }
     }
 
+    /// Nothing is in use any more: computing and all operations are over.
+    pub fn abandon(&mut self) {
+        self.uses.clear();
+    }
+
     /// Begins the computing of a gradient of `parameters` elements in these buckets.
     ///
     /// # Errors

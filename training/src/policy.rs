@@ -95,6 +95,18 @@ pub enum Event {
     /// The training goes on after [`Event::Pause`], perhaps in another process, where nothing is
     /// published. The policy asks for the step again.
     Resume,
+    /// All members of the session are done with what [`Action::Commit`] asked about: it counts, on
+    /// all of them. None but a training in a session is told so.
+    Committed,
+    /// The members of the session have changed, or could not end a step. What was under way is over
+    /// without a result, and no member has applied anything of the step that comes next. The policy
+    /// asks for it again. None but a training in a session is told so.
+    Membership {
+        /// The number of members.
+        ranks: u32,
+        /// The step that comes next.
+        step: u64,
+    },
     /// The last step was the one before: what was asked for by [`Action::Compute`] is not computed.
     Stop,
 }
@@ -244,6 +256,13 @@ pub enum Action {
         to: Rank,
         /// The word.
         word: u64,
+    },
+    /// Asks whether all members of the session are done with a step, before any of it is applied.
+    /// Nothing is under way then but sums. The answer is [`Event::Committed`] or
+    /// [`Event::Membership`].
+    Commit {
+        /// The step.
+        step: u64,
     },
     /// Says that this rank waits for a word or a write, if nothing else is under way. It holds
     /// until the next event.

@@ -451,6 +451,8 @@ impl Replay {
                 self.totals.drain(..usize::from(is_next));
                 is_next
             }
+            // Trainings in sessions have no logs.
+            Event::Committed | Event::Membership { .. } => false,
             Event::Arrived { from, .. } | Event::Told { from, .. } => {
                 !is_first && from < ranks && from != own
             }

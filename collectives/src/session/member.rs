@@ -518,6 +518,10 @@ impl Member {
             }
             Output::Send { to, message } if to == self.process => state.own.push_back(message),
             Output::Send { to, message } => {
+                if message == (Message::Alive { asks: true }) {
+                    // Somebody is suspected: the roll is called.
+                    state.timeline.found(now);
+                }
                 let outbox = state.outboxes.entry(rank_of(to)).or_default();
                 if outbox.len() < OUTBOX_MAX {
                     outbox.extend(parts(&message));

@@ -191,6 +191,13 @@ impl Session {
         self.member.lock().newest().unwrap_or(0)
     }
 
+    /// The number of the epoch in which a step has begun.
+    #[must_use]
+    pub fn attempted_epoch(&self) -> Option<u64> {
+        let epoch = self.epoch.as_ref().filter(|_| self.begun.is_some());
+        epoch.map(|epoch| epoch.record.number())
+    }
+
     /// When the last change was found, agreed on, drained and planned.
     #[must_use]
     pub fn timeline(&self) -> Timeline {

@@ -15,7 +15,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A member was found to be lost.
+    /// A member was found to be lost, or is suspected.
     pub(crate) fn found(&mut self, now: Nanos) {
         if self.planned.is_some() || self.found.is_none() {
             *self = Self { found: Some(now), ..Self::default() };
@@ -40,6 +40,31 @@ impl Timeline {
         if self.agreed.is_some() {
             self.planned.get_or_insert(now);
         }
+    }
+
+    /// When a member was found to be lost, or all were asked for a sign of life: by the clock of the
+    /// host (`CLOCK_MONOTONIC`), as all times here.
+    #[must_use]
+    pub fn found_at(&self) -> Option<Nanos> {
+        self.found
+    }
+
+    /// When the next record was learned.
+    #[must_use]
+    pub fn agreed_at(&self) -> Option<Nanos> {
+        self.agreed
+    }
+
+    /// When all pairs were drained, and the epoch was entered.
+    #[must_use]
+    pub fn drained_at(&self) -> Option<Nanos> {
+        self.drained
+    }
+
+    /// When the first step in the group of the epoch began.
+    #[must_use]
+    pub fn planned_at(&self) -> Option<Nanos> {
+        self.planned
     }
 
     /// From the loss of a member to the agreement on the next epoch.

@@ -67,7 +67,9 @@ impl Policy for Eager {
             | Event::Needed(_)
             | Event::Totalled { .. }
             | Event::Arrived { .. }
-            | Event::Told { .. } => {}
+            | Event::Told { .. }
+            | Event::Committed
+            | Event::Membership { .. } => {}
             // Drivers that save refuse the scheme: rounds keep what is carried.
             Event::Pause | Event::Resume => {}
             Event::Computed { .. } => {

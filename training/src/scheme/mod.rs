@@ -163,6 +163,17 @@ pub enum Refusal {
         /// The scheme.
         scheme: String,
     },
+    /// What ranks know would end with a member of the session, or count twice in a step that is
+    /// repeated.
+    #[error(
+        "{scheme} does not train in a session: {reason}; train by sync there, or in a group of ranks that stay"
+    )]
+    Members {
+        /// The scheme.
+        scheme: String,
+        /// Why not.
+        reason: &'static str,
+    },
     /// A butterfly needs a power of two.
     #[error(
         "{scheme} on {ranks} ranks: a butterfly needs 2, 4, 8 or another power of two; take peer=ring or peer=uniform"
@@ -471,7 +482,7 @@ impl Scheme {
         let mut lines = Vec::new();
         let mut vectors = vec![Vector::Parameters, Vector::Gradient];
         let (policy, more, window): (Box<dyn Policy>, &[Vector], _) = match *self {
-            Self::Sync { .. } => return Ok(self.synchronous(layout, ranks, false)),
+            Self::Sync { .. } => return Ok(self.synchronous(layout, ranks, false, false)),
             Self::Hybrid { .. } => return Err(Refusal::Shards { scheme: self.to_string() }),
             Self::LocalSgd { .. } | Self::Diloco { .. } => return self.periodic(layout),
             Self::Gossip { direction, every, peer, reads } => {
@@ -555,18 +566,57 @@ impl Scheme {
     /// Those of [`Scheme::plan`].
     pub fn plan_by_bucket(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
         match self {
-            Self::Sync { .. } => Ok(self.synchronous(layout, ranks, true)),
+            Self::Sync { .. } => Ok(self.synchronous(layout, ranks, true, false)),
             _ => self.plan(layout, rank, ranks),
         }
     }
 
+    /// As [`Scheme::plan`], for a training in a session ([`Trainer::in_session`]), which begins
+    /// with so many members. Only synchronous SGD is one yet: all that its members know is equal,
+    /// so each of them may end.
+    ///
+    /// [`Trainer::in_session`]: crate::Trainer::in_session
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Members`]: other schemes, with the reason.
+    pub fn plan_in_session(&self, layout: &Layout, ranks: u32) -> Result<Plan, Refusal> {
+        let reason = match self {
+            Self::Sync { compression: Compression::None, .. } => {
+                return Ok(self.synchronous(layout, ranks, false, true));
+            }
+            Self::Sync { .. } => {
+                "what encoding has lost of a gradient is sent in the next step, and would be sent twice in a step that \
+                 is repeated"
+            }
+            Self::Hybrid { .. } => "each rank of a group has a shard of the network that no other rank has",
+            Self::LocalSgd { .. } | Self::Diloco { .. } | Self::Gossip { .. } | Self::ElasticBsp { .. } => {
+                "each rank has parameters of its own between averages, which would end with the rank"
+            }
+            Self::Elastic { mode: Mode::Sync, .. } => {
+                "each rank has parameters of its own beside the centre, which would end with the rank"
+            }
+            Self::Elastic { .. }
+            | Self::Downpour { .. }
+            | Self::Ssp { .. }
+            | Self::Bsp
+            | Self::Dssp { .. }
+            | Self::Bap { .. }
+            | Self::Asp => "each rank has a shard of the centre that no other rank has",
+            Self::Eager { .. } | Self::Bidmach { .. } => {
+                "rounds carry contributions that no other rank has, and a round is not repeated"
+            }
+        };
+        Err(Refusal::Members { scheme: self.to_string(), reason })
+    }
+
     /// The plan of [`Scheme::Sync`], which is the same on all ranks.
-    fn synchronous(&self, layout: &Layout, ranks: u32, is_by_bucket: bool) -> Plan {
+    fn synchronous(&self, layout: &Layout, ranks: u32, is_by_bucket: bool, commits: bool) -> Plan {
         let Self::Sync { bucket_bytes, order, compression } = *self else {
             unreachable!("the others average no buckets")
         };
         let buckets = layout.buckets(bucket_bytes);
-        let policy = Synchronous::new(buckets.clone(), ranks, order, compression, is_by_bucket);
+        let policy = Synchronous::new(buckets.clone(), ranks, order, compression, is_by_bucket, commits);
         let mut vectors = vec![Vector::Parameters, Vector::Gradient];
         vectors.extend(residuals(compression));
         Plan {

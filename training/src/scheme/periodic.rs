@@ -130,6 +130,8 @@ impl Policy for Periodic {
             | Event::Totalled { .. }
             | Event::Arrived { .. }
             | Event::Told { .. }
+            | Event::Committed
+            | Event::Membership { .. }
             | Event::Pause => {}
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),

@@ -189,6 +189,8 @@ impl Policy for Streaming {
             | Event::Totalled { .. }
             | Event::Arrived { .. }
             | Event::Told { .. }
+            | Event::Committed
+            | Event::Membership { .. }
             | Event::Pause => {}
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => {

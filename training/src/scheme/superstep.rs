@@ -190,6 +190,7 @@ impl Policy for Supersteps {
         match event {
             Event::Start => self.compute(now, actions),
             Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Arrived { .. } => {}
+            Event::Committed | Event::Membership { .. } => {}
             Event::Computed { .. } => self.computed(now, actions),
             Event::Done(..) => {
                 self.is_averaging = false;

@@ -8,6 +8,9 @@
 //! there, and then the next one is computed. *By bucket*: the next step is begun at once, and
 //! computing gets each bucket as soon as its parameters have made their step.
 //!
+//! In a session the step is made when all members have the averages, by the session's word. When
+//! members change, the same step begins anew on those that there are.
+//!
 //! **Invariants:** pieces start in the order of the list on each rank, whatever the order in which
 //! buckets become ready. Each element makes one step for each gradient, when its average is there.
 //! The list changes before the same step on all ranks.
@@ -43,6 +46,8 @@ pub(crate) struct Synchronous {
     buckets: Vec<Range<usize>>,
     compression: Compression,
     is_by_bucket: bool,
+    /// Whether a step is made by the word of a session alone.
+    commits: bool,
     /// In the order in which all ranks average them.
     list: Vec<Piece>,
     profile: Profile,
@@ -65,6 +70,8 @@ pub(crate) struct Synchronous {
     bytes_under_way: usize,
     /// Whether the gradient of the step is complete.
     is_computed: bool,
+    /// Whether the word of the session is awaited.
+    is_committing: bool,
     /// Whether no step is begun: before a checkpoint, and at the end.
     is_held: bool,
 }
@@ -77,6 +84,7 @@ impl Synchronous {
         order: OrderRule,
         compression: Compression,
         is_by_bucket: bool,
+        commits: bool,
     ) -> Self {
         let list = first_come(&buckets);
         let count = buckets.len();
@@ -87,6 +95,7 @@ impl Synchronous {
             buckets,
             compression,
             is_by_bucket,
+            commits,
             list,
             ids: OperationIds::default(),
             step: 0,
@@ -98,10 +107,22 @@ impl Synchronous {
             under_way: VecDeque::new(),
             bytes_under_way: 0,
             is_computed: false,
+            is_committing: false,
             is_held: false,
         };
         policy.count_missing();
         policy
+    }
+
+    /// Goes on with a step of which nothing was applied, on so many ranks.
+    fn repeat(&mut self, ranks: u32, step: u64) {
+        self.next_step = step;
+        self.under_way.clear();
+        (self.bytes_under_way, self.is_committing) = (0, false);
+        if self.planning.is_some() {
+            self.planning = Some(Planning::new(self.buckets.clone(), ranks));
+        }
+        self.begin_anew();
     }
 
     /// Goes on after a checkpoint, perhaps by another clock: all ranks measure anew.
@@ -212,9 +233,19 @@ impl Synchronous {
 
     /// Ends the step if everything of it is there.
     fn end_step(&mut self, now: Nanos, actions: &mut Actions) {
-        if !self.is_computed || self.missing.iter().any(|missing| *missing > 0) {
+        if !self.is_computed || self.is_committing || self.missing.iter().any(|missing| *missing > 0) {
             return;
         }
+        if self.commits {
+            self.is_committing = true;
+            actions.push(Action::Commit { step: self.step });
+        } else {
+            self.apply(now, actions);
+        }
+    }
+
+    /// Makes the step.
+    fn apply(&mut self, now: Nanos, actions: &mut Actions) {
         if !self.is_by_bucket {
             actions.update(Update::Step);
         }
@@ -256,6 +287,14 @@ impl Policy for Synchronous {
             Event::Start => self.go_on(now, actions),
             Event::Resume => {
                 self.begin_anew();
+                self.go_on(now, actions);
+            }
+            Event::Committed => {
+                self.is_committing = false;
+                self.apply(now, actions);
+            }
+            Event::Membership { ranks, step } => {
+                self.repeat(ranks, step);
                 self.go_on(now, actions);
             }
             Event::Needed(bucket) => self.profile.needed(bucket, now, self.is_supplied.get(bucket)),

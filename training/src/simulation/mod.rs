@@ -726,6 +726,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     self.ranks[rank as usize].send(Outgoing::Write { id, to, from, piece, word });
                     self.send_outgoing(rank, network);
                 }
+                Request::Commit { .. } => unreachable!("simulated ranks are in no session"),
                 Request::Tell { to, word } => {
                     self.ranks[rank as usize].send(Outgoing::Word { to, word });
                     self.send_outgoing(rank, network);

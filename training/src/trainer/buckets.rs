@@ -60,6 +60,7 @@ impl Trainer {
         mut self,
         optimizer: impl FnMut(Range<usize>, &mut [f32], &[f32]) + Send + 'static,
     ) -> Result<Self, TrainError> {
+        self.expect_group("steps bucket by bucket")?;
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
         let plan = self.scheme.plan_by_bucket(&self.layout, rank, ranks)?;
         self.needed = vec![false; plan.buckets.len()];

@@ -18,6 +18,9 @@ const REASON_BYTES: usize = 512;
 /// Hexadecimal digits of a SHA-256.
 const DIGITS: usize = 64;
 
+/// What is refused in a session.
+const CHECKPOINTS: &str = "checkpoints";
+
 impl Trainer {
     /// The step that comes next, from 0; after the last one their number.
     #[must_use]
@@ -74,6 +77,7 @@ impl Trainer {
     ///
     /// [`CheckpointError`]: then the trainer is of no use any more.
     pub fn restore_rank(&mut self, saved: Result<RankState, String>) -> Result<(), TrainError> {
+        self.expect_group(CHECKPOINTS)?;
         let path = PathBuf::from("the state");
         let restored = saved.map_err(|reason| CheckpointError::Form { path, reason });
         let restored =
@@ -93,6 +97,7 @@ impl Trainer {
 
     /// Brings this rank to rest before the step that comes next, which is returned.
     fn pause(&mut self) -> Result<u64, TrainError> {
+        self.expect_group(CHECKPOINTS)?;
         if !self.scheme.keeps_checkpoints() {
             return Err(CheckpointError::State(StateError::Unsupported).into());
         }
@@ -113,6 +118,7 @@ impl Trainer {
     /// [`CheckpointError`]: then the trainer is of no use any more, but after
     /// [`CheckpointError::World`], which [`Trainer::restore_parameters`] may follow.
     pub fn restore(&mut self, folder: &Path) -> Result<RankState, TrainError> {
+        self.expect_group(CHECKPOINTS)?;
         let restored = self.try_restore(folder);
         // Ranks of another world find that out alike.
         if matches!(restored, Err(CheckpointError::World { .. })) {
@@ -147,6 +153,7 @@ impl Trainer {
     ///
     /// [`CheckpointError`].
     pub fn restore_parameters(&mut self, folder: &Path) -> Result<Checkpoint, TrainError> {
+        self.expect_group(CHECKPOINTS)?;
         let read = || {
             let checkpoint = Checkpoint::newest(folder)?;
             checkpoint.expect(None, self.layout.layers())?;

@@ -26,6 +26,8 @@
 
 mod buckets;
 mod checkpoints;
+mod error;
+mod in_session;
 mod messages;
 mod metrics;
 mod registered;
@@ -36,22 +38,21 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pleach_collectives::{
-    Buffer, CollectiveError, Group, Operation, PartialError, Pending, PendingError, Rank, ReduceOp,
-    WindowError,
-};
+use pleach_collectives::session::Session;
+use pleach_collectives::{Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp};
 use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
 
-use crate::checkpoint::CheckpointError;
 use crate::compression::{Compression, Parts};
-use crate::interpreter::{Interpreter, Request, Staleness, Vectors, combine, digest, encode};
+use crate::interpreter::{Interpreter, Plan, Request, Staleness, Vectors, combine, digest, encode};
 use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Vector};
-use crate::replay::{Log, LogError};
+use crate::replay::Log;
 use crate::rows::Rows;
-use crate::scheme::{Refusal, Scheme};
+use crate::scheme::Scheme;
+pub use error::TrainError;
+use in_session::InSession;
 use messages::Messages;
 use metrics::TrainingMetrics;
 use registered::RegisteredVectors;
@@ -60,106 +61,11 @@ use rounds::Lines;
 /// Compared between ranks: the checkpoint that they go on from.
 const CHECKPOINT: &str = "the mark of the checkpoint";
 
-/// Why a training on real ranks has ended early.
-#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TrainError {
-    /// An operation of the group failed; all ranks get its cause.
-    #[error(transparent)]
-    Collective(#[from] CollectiveError),
-    /// A bucket was reported wrongly, or a policy broke an invariant.
-    #[error(transparent)]
-    Policy(#[from] PolicyError),
-    /// There are no rounds for contributions.
-    #[error(transparent)]
-    Partial(PartialError),
-    /// A line of ranks cannot go on, which are numbered from 0 there.
-    #[error("in the line of ranks {ranks}, numbered from 0 there: {error}")]
-    Line {
-        /// The ranks of the line.
-        ranks: String,
-        /// What happened.
-        error: CollectiveError,
-    },
-    /// There is no window for reads and writes.
-    #[error(transparent)]
-    Window(WindowError),
-    /// The scheme does not train on so many ranks.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The ranks do not train the same.
-    #[error(
-        "ranks differ: {what} of rank {rank} is {own}, of rank {other} {theirs}; give all ranks the same"
-    )]
-    Different {
-        /// What differs.
-        what: &'static str,
-        /// This rank.
-        rank: Rank,
-        /// Its value.
-        own: String,
-        /// The first rank that differs.
-        other: Rank,
-        /// The value of that rank.
-        theirs: String,
-    },
-    /// The layout has no parameters.
-    #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
-    NoParameters,
-    /// The loss is not finite.
-    #[error("loss {loss} of rank {rank} in step {step}; lower the learning rate{}", going_on(.checkpoint.as_ref()))]
-    Loss {
-        /// The rank.
-        rank: Rank,
-        /// The step.
-        step: u64,
-        /// The loss.
-        loss: f32,
-        /// The last checkpoint of this training.
-        checkpoint: Option<PathBuf>,
-    },
-    /// A checkpoint was not written, or is not taken.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// A log was not written.
-    #[error(transparent)]
-    Log(#[from] LogError),
-    /// The layout is no table.
-    #[error("no rows: the layout is no table; make it by Layout::table")]
-    NoRows,
-    /// A row that there is not, or elements that are none.
-    #[error("row {row} with {elements} elements: the table has {rows} rows of {length}; give one of these")]
-    Row {
-        /// The row.
-        row: usize,
-        /// The rows of the table.
-        rows: usize,
-        /// The elements that were given, if any were.
-        elements: usize,
-        /// Those of a row.
-        length: usize,
-    },
-    /// A part of the gradient is wanted that is averaged already.
-    #[error("gradient in use: bucket {bucket} of step {step} is being averaged; write it before it is ready")]
-    UnderWay {
-        /// The first bucket.
-        bucket: Bucket,
-        /// The step.
-        step: u64,
-    },
-}
-
-fn going_on(checkpoint: Option<&PathBuf>) -> String {
-    checkpoint.map_or_else(String::new, |path| format!(", and resume from {}", path.display()))
-}
-
-impl From<WindowError> for TrainError {
-    fn from(error: WindowError) -> Self {
-        match error {
-            WindowError::Collective(error) => Self::Collective(error),
-            error => Self::Window(error),
-        }
-    }
+/// What all ranks have at the end, compared.
+struct End {
+    progress: Progress,
+    guarantee_held: bool,
+    parameters_equal: bool,
 }
 
 /// An operation that was started.
@@ -208,7 +114,9 @@ struct Times {
 
 /// A training of one rank; see the module.
 pub struct Trainer {
+    /// In a session: of the epoch of the newest attempt.
     group: Group,
+    in_session: Option<InSession>,
     scheme: Scheme,
     layout: Layout,
     steps: u64,
@@ -272,6 +180,10 @@ pub struct Progress {
 /// A finished training.
 #[derive(Debug)]
 pub struct Trained {
+    /// The number of this rank at the end.
+    pub rank: Rank,
+    /// The number of ranks at the end.
+    pub ranks: u32,
     /// The parameters at the end.
     pub parameters: Buffer<f32>,
     /// The gradient of the last step: the program's, or the average.
@@ -298,12 +210,49 @@ impl Trainer {
         if layout.parameters() == 0 {
             return Err(TrainError::NoParameters);
         }
+        let plan = scheme.plan(layout, group.rank(), group.world_size())?;
+        let vectors = RegisteredVectors::new(&plan, |len| group.buffer(len))?;
+        Ok(Self::of_plan(group, (plan, vectors), scheme, layout, steps))
+    }
+
+    /// A training of `steps` steps in a session, which it leaves at its end; the arguments are the
+    /// same on all members. When members end, stop or are out of reach, the others go on: a step
+    /// in which that happened is computed again, by the members that there are then
+    /// ([`Step::members`]). Each step counts once, on all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Members`](crate::Refusal::Members), if the scheme has no such form; [`TrainError::Session`]; those of
+    /// [`Trainer::new`].
+    pub fn in_session(
+        session: Session,
+        scheme: &Scheme,
+        layout: &Layout,
+        steps: u64,
+    ) -> Result<Self, TrainError> {
+        if layout.parameters() == 0 {
+            return Err(TrainError::NoParameters);
+        }
+        scheme.plan_in_session(layout, 1)?;
+        let (mut in_session, group) = InSession::new(session)?;
+        let plan = scheme.plan_in_session(layout, group.world_size())?;
+        let vectors = RegisteredVectors::new(&plan, |len| in_session.buffer(len))?;
+        let in_session = Some(in_session);
+        Ok(Self { in_session, ..Self::of_plan(&group, (plan, vectors), scheme, layout, steps) })
+    }
+
+    fn of_plan(
+        group: &Group,
+        (plan, vectors): (Plan, RegisteredVectors),
+        scheme: &Scheme,
+        layout: &Layout,
+        steps: u64,
+    ) -> Self {
         let numbers = layout.layers().iter().copied().chain(layout.row());
         let hash = numbers.fold(0, |hash, number| chain(hash, number as u64));
-        let plan = scheme.plan(layout, group.rank(), group.world_size())?;
-        let vectors = RegisteredVectors::new(group, &plan)?;
-        Ok(Self {
+        Self {
             group: group.clone(),
+            in_session: None,
             scheme: *scheme,
             layout: layout.clone(),
             steps,
@@ -328,7 +277,18 @@ impl Trainer {
             spread: None,
             is_checked: false,
             metrics: TrainingMetrics::new(group),
-        })
+        }
+    }
+
+    /// The session of a training in one.
+    #[must_use]
+    pub fn session(&self) -> Option<&Session> {
+        self.in_session.as_ref().map(InSession::session)
+    }
+
+    /// Refuses what a training in a session has not.
+    fn expect_group(&self, what: &'static str) -> Result<(), TrainError> {
+        if self.in_session.is_some() { Err(TrainError::InSession { what }) } else { Ok(()) }
     }
 
     /// The same training, which hashes the parameters wherever the scheme guarantees that all ranks
@@ -349,6 +309,7 @@ impl Trainer {
     ///
     /// The file cannot be made. That it cannot be written is an error of [`Trainer::finish`].
     pub fn logged(mut self, folder: &Path) -> Result<Self, TrainError> {
+        self.expect_group("a log")?;
         let place = (self.group.rank(), self.group.world_size());
         let log = Log::create(folder, &self.scheme, &self.layout, place, self.is_by_bucket)?;
         self.interpreter.wrap(|policy| log.of(policy));
@@ -402,6 +363,7 @@ impl Trainer {
     ///
     /// [`TrainError::UnderWay`], if a bucket is ready already; see [`TrainError`].
     pub fn averaged(&mut self) -> Result<Buffer<f32>, TrainError> {
+        self.expect_group("the mean between two steps")?;
         if let Some(mut step) = self.step()? {
             step.vectors()?;
         }
@@ -426,12 +388,16 @@ impl Trainer {
     }
 
     /// The next step of this rank; `None` after the last one. The first call compares the arguments
-    /// of all ranks and gives all ranks the parameters of rank 0.
+    /// of all ranks and gives all ranks the parameters of rank 0. In a session it may be the step
+    /// before once more, as nobody has applied it.
     ///
     /// # Errors
     ///
     /// See [`TrainError`].
     pub fn step(&mut self) -> Result<Option<Step<'_>>, TrainError> {
+        if self.in_session.is_some() {
+            return in_session::attempt(self);
+        }
         if self.began.is_none() {
             self.begin()?;
         }
@@ -451,7 +417,9 @@ impl Trainer {
     ///
     /// See [`TrainError`].
     pub fn finish(mut self) -> Result<Trained, TrainError> {
-        self.last_exchange()
+        let trained = self.last_exchange()?;
+        self.leave();
+        Ok(trained)
     }
 
     /// As [`Trainer::finish`], for a program that has lent the memory of the vectors to others
@@ -463,42 +431,64 @@ impl Trainer {
     /// See [`TrainError`].
     pub fn end(mut self) -> Result<Trained, (TrainError, Box<Self>)> {
         match self.last_exchange() {
-            Ok(trained) => Ok(trained),
+            Ok(trained) => {
+                self.leave();
+                Ok(trained)
+            }
             Err(error) => Err((error, Box::new(self))),
         }
     }
 
+    /// Leaves the session of a training in one.
+    fn leave(mut self) {
+        let in_session = self.in_session.take();
+        // The group of an epoch ends before its session.
+        drop(self);
+        in_session.into_iter().for_each(InSession::leave);
+    }
+
     fn last_exchange(&mut self) -> Result<Trained, TrainError> {
+        if self.in_session.is_some() {
+            return in_session::finish(self);
+        }
         if self.began.is_none() {
             self.begin()?;
         }
         self.stop()?;
+        let end = self.compare_end()?;
+        self.trained(end)
+    }
+
+    /// Compares what all ranks have at the end.
+    fn compare_end(&mut self) -> Result<End, CollectiveError> {
         let progress = self.progress();
-        self.metrics.set(&progress);
-        let all = 0..self.layout.parameters();
         let agreement = self.interpreter.agreement();
         let hashes = [digest(self.parameters_mut()), chain(agreement.digest, agreement.places)];
         let broken = u64::from(agreement.is_broken);
         let ([parameters_equal, agreed], broken) = compare_on_all(&self.group, hashes, broken)?;
-        let guarantee_held = agreed && broken == 0;
+        Ok(End { progress, guarantee_held: agreed && broken == 0, parameters_equal })
+    }
+
+    /// What is left of the training.
+    fn trained(&mut self, end: End) -> Result<Trained, TrainError> {
+        let End { progress, guarantee_held, parameters_equal } = end;
+        self.metrics.set(&progress);
+        let all = 0..self.layout.parameters();
         if let Some(window) = self.vectors.window.take() {
             window.close()?;
         }
         self.log.take().map_or(Ok(()), |log| log.end())?;
         let [parameters, gradient] = [Vector::Parameters, Vector::Gradient]
             .map(|vector| self.vectors.take(vector, &all).expect("no operation is under way"));
-        Ok(Trained { parameters, gradient, progress, guarantee_held, parameters_equal })
+        let (rank, ranks) = (self.group.rank(), self.group.world_size());
+        Ok(Trained { rank, ranks, parameters, gradient, progress, guarantee_held, parameters_equal })
     }
 
     fn begin(&mut self) -> Result<(), TrainError> {
         self.compare()?;
         // In a checkpoint each rank has its own.
         if self.begins_with == Event::Start {
-            let all = 0..self.layout.parameters();
-            let mut parameters = self.vectors.take(Vector::Parameters, &all).expect("nothing is under way");
-            let sent = self.group.broadcast(&mut parameters, 0);
-            self.vectors.put(Vector::Parameters, 0, parameters);
-            sent?;
+            self.share_parameters()?;
         }
         self.open_window()?;
         self.open_lines()?;
@@ -508,6 +498,15 @@ impl Trainer {
             self.group.barrier()?;
         }
         Ok(())
+    }
+
+    /// Gives all ranks the parameters of rank 0.
+    fn share_parameters(&mut self) -> Result<(), CollectiveError> {
+        let all = 0..self.layout.parameters();
+        let mut parameters = self.vectors.take(Vector::Parameters, &all).expect("nothing is under way");
+        let sent = self.group.broadcast(&mut parameters, 0);
+        self.vectors.put(Vector::Parameters, 0, parameters);
+        sent
     }
 
     /// Compares what has to be the same on all ranks.
@@ -563,6 +562,13 @@ impl Trainer {
     ) -> Result<(), TrainError> {
         self.deliver(event, optimizer)?;
         loop {
+            if self.in_session.as_mut().is_some_and(InSession::take_question) {
+                if !in_session::is_committed(self)? {
+                    return Ok(());
+                }
+                self.deliver(Event::Committed, optimizer)?;
+                continue;
+            }
             if self.send_next(optimizer)? {
                 continue;
             }
@@ -595,6 +601,43 @@ impl Trainer {
             }
             self.await_message()?;
         }
+    }
+
+    /// A bucket of the gradient is complete.
+    fn ready(&mut self, bucket: Bucket) -> Result<(), TrainError> {
+        if self.in_session.as_ref().is_some_and(InSession::has_failed) {
+            return Ok(());
+        }
+        self.need_all()?;
+        self.hear_ended()?;
+        self.deliver(Event::Ready(bucket), &mut |_, _| {})?;
+        self.start_asked()
+    }
+
+    /// The gradient of a step is complete.
+    fn complete(
+        &mut self,
+        step: u64,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<(), TrainError> {
+        self.times.steps += 1;
+        if let Some(in_session) = &mut self.in_session {
+            in_session.take_failure()?;
+        }
+        self.need_all()?;
+        for bucket in 0..self.interpreter.buckets().len() {
+            if self.interpreter.is_unfinished(bucket) {
+                self.deliver(Event::Ready(bucket), &mut |_, _| {})?;
+            }
+        }
+        self.hear_all(optimizer)?;
+        self.requested = None;
+        if self.vectors.window.is_some() {
+            // Ranks that share a processor take turns step by step. Otherwise one would make all
+            // steps of its time slice against parameters that no other rank renews meanwhile.
+            std::thread::yield_now();
+        }
+        self.drive(Event::Computed { step }, optimizer)
     }
 
     /// Waits for the end of an all-reduce.
@@ -683,6 +726,7 @@ impl Trainer {
                 | Request::Leave { .. } => {
                     self.lines.ask(request);
                 }
+                Request::Commit { .. } => self.in_session.iter_mut().for_each(InSession::ask),
                 request => self.messages.ask(request),
             }
         }
@@ -819,6 +863,19 @@ impl Step<'_> {
         self.number
     }
 
+    /// The number of this rank in this step, and the number of ranks, which each contribute their
+    /// share. In a session both may differ from step to step.
+    #[must_use]
+    pub fn members(&self) -> (Rank, u32) {
+        (self.trainer.group.rank(), self.trainer.group.world_size())
+    }
+
+    /// The session of a training in one.
+    #[must_use]
+    pub fn session(&self) -> Option<&Session> {
+        self.trainer.session()
+    }
+
     /// The buckets of the gradient, in the order in which they should become ready.
     #[must_use]
     pub fn buckets(&self) -> &[Range<usize>] {
@@ -878,10 +935,15 @@ impl Step<'_> {
     ///
     /// [`PolicyError::Bucket`]; see [`TrainError`].
     pub fn ready(&mut self, bucket: Bucket) -> Result<(), TrainError> {
-        self.trainer.need_all()?;
-        self.trainer.hear_ended()?;
-        self.trainer.deliver(Event::Ready(bucket), &mut |_, _| {})?;
-        self.trainer.start_asked()
+        let started = self.trainer.ready(bucket);
+        match (&mut self.trainer.in_session, started) {
+            // The step is computed to its end, and repeated.
+            (Some(in_session), Err(TrainError::Collective(error))) => {
+                in_session.fail(error);
+                Ok(())
+            }
+            (_, started) => started,
+        }
     }
 
     /// Says that the gradient is complete, also the buckets that were not reported, and goes on
@@ -898,21 +960,12 @@ impl Step<'_> {
             let (rank, checkpoint) = (trainer.group.rank(), trainer.checkpoint.take());
             return Err(TrainError::Loss { rank, step, loss, checkpoint });
         }
-        trainer.need_all()?;
-        for bucket in 0..trainer.interpreter.buckets().len() {
-            if trainer.interpreter.is_unfinished(bucket) {
-                trainer.deliver(Event::Ready(bucket), &mut |_, _| {})?;
+        match trainer.complete(step, &mut optimizer) {
+            Err(TrainError::Collective(error)) if trainer.in_session.is_some() => {
+                in_session::give_up(trainer, error)?;
             }
+            completed => completed?,
         }
-        trainer.hear_all(&mut optimizer)?;
-        trainer.times.steps += 1;
-        trainer.requested = None;
-        if trainer.vectors.window.is_some() {
-            // Ranks that share a processor take turns step by step. Otherwise one would make all
-            // steps of its time slice against parameters that no other rank renews meanwhile.
-            std::thread::yield_now();
-        }
-        trainer.drive(Event::Computed { step }, &mut optimizer)?;
         trainer.metrics.set(&trainer.progress());
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use pleach_collectives::{Buffer, CollectiveError, Group, Window};
+use pleach_collectives::{Buffer, CollectiveError, Window};
 
 use crate::interpreter::{Plan, Vectors};
 use crate::policy::Vector;
@@ -88,8 +88,11 @@ pub(crate) struct RegisteredVectors {
 }
 
 impl RegisteredVectors {
-    /// The vectors of a plan, zeroed, registered with the group. Without a window.
-    pub(crate) fn new(group: &Group, plan: &Plan) -> Result<Self, CollectiveError> {
+    /// The vectors of a plan, zeroed, in registered buffers of these lengths. Without a window.
+    pub(crate) fn new<E>(
+        plan: &Plan,
+        mut buffer: impl FnMut(usize) -> Result<Buffer<f32>, E>,
+    ) -> Result<Self, E> {
         let mut vectors: [Pieces; Vector::COUNT] = Default::default();
         for vector in &plan.vectors {
             // Nothing but this rank's share comes.
@@ -97,7 +100,7 @@ impl RegisteredVectors {
                 (Vector::Arrival, Some(window)) => window.share(window.rank, plan.parameters),
                 _ => 0..plan.parameters,
             };
-            vectors[vector.index()].0.push((piece.start, group.buffer(piece.len())?));
+            vectors[vector.index()].0.push((piece.start, buffer(piece.len())?));
         }
         Ok(Self { optimizer: None, vectors, window: None, padded: Vec::new(), failed: None })
     }
@@ -174,7 +177,7 @@ impl Vectors for RegisteredVectors {
 
 #[cfg(test)]
 mod tests {
-    use pleach_collectives::Options;
+    use pleach_collectives::{Group, Options};
     use pleach_transport::rendezvous::World;
 
     use super::*;
@@ -185,7 +188,7 @@ mod tests {
         let group = Group::join(&Options::new(World::alone())).expect("a rank alone joins");
         let scheme: Scheme = "sync".parse().expect("is a scheme");
         let plan = scheme.plan(&Layout::of(&[10]), 0, 1).expect("one rank trains");
-        let mut vectors = RegisteredVectors::new(&group, &plan).expect("there is memory");
+        let mut vectors = RegisteredVectors::new(&plan, |len| group.buffer(len)).expect("there is memory");
         let [all] = vectors.pieces([Vector::Gradient], &(0..10));
         all.iter_mut().zip(0_u8..).for_each(|(element, number)| *element = f32::from(number));
         let pieces = [6..10, 2..4, 0..2, 4..6];

@@ -6,6 +6,7 @@ mod checkpoints;
 mod elastic;
 mod gossip;
 mod hybrid;
+mod in_session;
 mod invariants;
 mod lent;
 mod model;

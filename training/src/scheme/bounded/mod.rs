@@ -500,6 +500,7 @@ impl Policy for BoundedStaleness {
                 self.compute(now, actions);
             }
             Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Pause => {}
+            Event::Committed | Event::Membership { .. } => {}
             Event::Resume => {
                 // What was asked before is answered, and is not read any more.
                 self.known.iter_mut().for_each(Known::outdate);

@@ -260,6 +260,7 @@ impl Policy for SharedCentre {
         match event {
             Event::Start => self.start(actions),
             Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Pause => {}
+            Event::Committed | Event::Membership { .. } => {}
             Event::Resume => {
                 self.publish(actions);
                 // It has looked ahead already.

@@ -112,6 +112,8 @@ impl Policy for ReplicatedCentre {
             | Event::Totalled { .. }
             | Event::Arrived { .. }
             | Event::Told { .. }
+            | Event::Committed
+            | Event::Membership { .. }
             | Event::Pause => {}
             // It has looked ahead already.
             Event::Resume => actions.compute(self.next_step),

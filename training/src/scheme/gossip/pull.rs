@@ -97,6 +97,8 @@ impl Policy for Pull {
             | Event::Needed(_)
             | Event::Totalled { .. }
             | Event::Arrived { .. }
+            | Event::Committed
+            | Event::Membership { .. }
             | Event::Pause => {}
             Event::Resume => {
                 // Peers count their versions from 1 again, in another process.

@@ -258,6 +258,7 @@ impl Policy for Push {
                 actions.compute(0);
             }
             Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Pause => {}
+            Event::Committed | Event::Membership { .. } => {}
             // The parameters are those at which it computes already.
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
