@@ -480,7 +480,7 @@ enum WatchedFile {
         stream: Arc<OwnedFd>,
         received: ReceiveBuffer,
         /// What opens the bytes of the stream, if it speaks TLS.
-        reader: Option<TlsReader>,
+        reader: Option<Box<TlsReader>>,
         watches_output: bool,
     },
     Process {

@@ -304,7 +304,8 @@ impl Watcher {
         let control = connections_of_attempt.control.take()?;
         let _ = self.network.tune_control(&control.socket);
         let stream = Arc::new(control.socket);
-        let (writer, reader) = control.session.map(|session| (session.writer, session.reader)).unzip();
+        let (writer, reader) =
+            control.session.map(|session| (session.writer, Box::new(session.reader))).unzip();
         connections_of_attempt.reading = Some((Arc::clone(&stream), writer));
         let (control, received) = (Arc::clone(&stream), ReceiveBuffer::new());
         let control = WatchedFile::Control { peer, stream: control, received, reader, watches_output: false };
