@@ -219,7 +219,8 @@ pub fn algorithms(collective: Collective, hosts: &HostMap) -> Vec<Algorithm> {
     if (2..ranks).contains(&count) {
         let size = ranks / count;
         if count * size == ranks {
-            all.extend([Algorithm::Grid(vec![count, size]), Algorithm::GridStaged(vec![count, size])]);
+            let extents = [count, size];
+            all.extend([Algorithm::Grid(extents.into()), Algorithm::GridStaged(extents.into())]);
         }
         all.push(Algorithm::Hierarchical(Some(hosts.clone())));
     }
