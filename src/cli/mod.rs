@@ -9,12 +9,14 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod chaos;
 mod chart;
 mod devices;
 mod digits;
 mod doctor;
 mod error;
 mod exchange;
+mod faults;
 mod graph;
 #[cfg(feature = "grpc")]
 mod grpc;
@@ -26,12 +28,14 @@ mod parallelize;
 mod plan;
 mod probe;
 mod progress;
+mod recovered;
 mod run;
 mod schedule;
 mod secret;
 mod silent;
 mod sim;
 mod skew;
+mod strikes;
 mod svm;
 mod top;
 mod train;
@@ -59,6 +63,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Measure the best algorithm for each size on this machine, and write a table
     Tune(tune::Arguments),
+    /// Kill and stop ranks of a session for a while, and check every step of all of them
+    Chaos(chaos::Arguments),
     /// Start N local ranks of a command, and end them all when one fails
     Run(run::Arguments),
     /// Train a small network on handwritten digits with several ranks
@@ -117,6 +123,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
     match command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
+        Command::Chaos(arguments) => chaos::run(&arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
         Command::Svm(arguments) => svm::run(&arguments),

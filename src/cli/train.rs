@@ -37,6 +37,7 @@ use until::{Sweep, Until};
 
 mod computing;
 mod curves;
+mod elastic;
 mod hybrid;
 mod keeping;
 mod learner;
@@ -70,7 +71,7 @@ const BY_SCHEME: &str = "by scheme";
 #[command(
     allow_negative_numbers = true,
     group(clap::ArgGroup::new(BY_SCHEME).args(["scheme", "partial"])),
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --schemes"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --elastic --chaos\n  pleach train --elastic=2:4 --fabric tcp\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --schemes"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -159,6 +160,8 @@ pub(crate) struct Arguments {
     training: learner::TrainingArguments,
     #[command(flatten)]
     keeping: keeping::KeepingArguments,
+    #[command(flatten)]
+    elastic: elastic::ElasticArguments,
     /// Print results as JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -180,6 +183,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         Some(folder) => DataSet::from_folder(folder).map_err(CommandError::usage)?,
         None => DataSet::built_in().map_err(CommandError::failed)?,
     };
+    if let Some(limits) = arguments.elastic.limits() {
+        return elastic::run(arguments, limits, &schemes, &data);
+    }
     if let Some(ranks) = arguments.simulate {
         return simulated::run(arguments, &schemes, ranks, &data);
     }

@@ -42,8 +42,8 @@ impl Timeline {
         }
     }
 
-    /// When a member was found to be lost, or all were asked for a sign of life: by the clock of the
-    /// host (`CLOCK_MONOTONIC`), as all times here.
+    /// When a member was found to be lost, or all were asked for a sign of life: by the clock of
+    /// the host (`CLOCK_MONOTONIC`), as all times here.
     #[must_use]
     pub fn found_at(&self) -> Option<Nanos> {
         self.found

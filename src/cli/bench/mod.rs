@@ -34,6 +34,7 @@ use sizes::Sweep;
 mod live;
 mod partial;
 mod pattern;
+mod recovery;
 mod simulated;
 mod sizes;
 
@@ -56,7 +57,8 @@ const TIME_MAX_MS: i64 = 3_600_000;
     after_help = "Examples:\n  pleach bench\n  \
     pleach bench all-gather --fabric shm --ranks 4 --min 1K --max 16M --factor 2 --dtype bf16\n  \
     mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n  \
-    pleach bench all-gather --fabric sim --topology dgx-a100:2 --sizes 256M\n\n\
+    pleach bench all-gather --fabric sim --topology dgx-a100:2 --sizes 256M\n  \
+    pleach bench recovery --fault stop --ranks 4 --samples 20 --json\n\n\
     K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. The size is the vector of one rank; for all-gather,\n\
     reduce-scatter, gather, scatter and all-to-all it is the blocks of all ranks together. A sample has enough iterations\n\
     to last 10 us; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
@@ -65,7 +67,7 @@ const TIME_MAX_MS: i64 = 3_600_000;
 )]
 pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all,
-    /// barrier, send-recv or partial-all-reduce
+    /// barrier, send-recv, partial-all-reduce or recovery (of a session from the fault of a rank)
     #[arg(value_parser = measured, default_value = "all-reduce")]
     collective: Measurable,
     /// The fabric: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual
@@ -141,6 +143,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     partial: partial::PartialArguments,
     #[command(flatten)]
+    recovery: recovery::RecoveryArguments,
+    #[command(flatten)]
     world: WorldArguments,
 }
 
@@ -149,13 +153,18 @@ pub(crate) struct Arguments {
 enum Measurable {
     Collective(Collective),
     PartialAllReduce,
+    Recovery,
 }
 
 fn measured(name: &str) -> Result<Measurable, String> {
     if name == "partial-all-reduce" {
         return Ok(Measurable::PartialAllReduce);
     }
-    collective(name).map(Measurable::Collective).map_err(|error| format!("{error} partial-all-reduce"))
+    if name == "recovery" {
+        return Ok(Measurable::Recovery);
+    }
+    let others = |error| format!("{error} partial-all-reduce recovery");
+    collective(name).map(Measurable::Collective).map_err(others)
 }
 
 /// The transport of the bytes.
@@ -274,7 +283,11 @@ struct OverLinks {
 
 /// Runs `pleach bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let Measurable::Collective(collective) = arguments.collective else { return partial::run(arguments) };
+    let collective = match arguments.collective {
+        Measurable::Collective(collective) => collective,
+        Measurable::PartialAllReduce => return partial::run(arguments),
+        Measurable::Recovery => return recovery::run(arguments),
+    };
     let wiring = simulated::wiring(arguments)?;
     let joined = wiring.as_ref().map(|wiring| wiring.topology().ranks());
     let ranks = match joined {

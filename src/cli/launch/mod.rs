@@ -28,6 +28,7 @@ pub(crate) use job::Output;
 mod bind;
 pub(crate) mod guard;
 mod job;
+pub(crate) mod members;
 
 /// Set to 1 for ranks whose plain output goes to a terminal, so that they may draw there.
 pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";

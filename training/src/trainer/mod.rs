@@ -222,8 +222,8 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Members`](crate::Refusal::Members), if the scheme has no such form; [`TrainError::Session`]; those of
-    /// [`Trainer::new`].
+    /// [`Refusal::Members`](crate::Refusal::Members), if the scheme has no such form;
+    /// [`TrainError::Session`]; those of [`Trainer::new`].
     pub fn in_session(
         session: Session,
         scheme: &Scheme,
