@@ -629,7 +629,7 @@ mod tests {
         for ranks in [2, 3, 5, 8, 12] {
             for algorithm in ["ring", "direct", "grid"] {
                 let algorithm = match algorithm {
-                    "grid" => Algorithm::Grid([ranks].into()),
+                    "grid" => Algorithm::Grid(vec![ranks].into()),
                     name => name.parse().expect("a known name"),
                 };
                 let schedule =

@@ -312,7 +312,7 @@ pub fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
         Algorithm::Chain,
     ];
     if let Some(rows) = (2..=ranks.isqrt()).rev().find(|&rows| ranks.is_multiple_of(rows)) {
-        let shape = GridShape::from([rows, ranks / rows]);
+        let shape = GridShape::from(vec![rows, ranks / rows]);
         all.push(Algorithm::Grid(shape.clone()));
         all.push(Algorithm::GridStaged(shape));
     }
@@ -502,7 +502,7 @@ mod tests {
         let platform = Platform::one_host(6, Access::Mapped, CostModel::SHARED_MEMORY);
         let by_name = |name| select_named(name, Collective::AllReduce, 8, &platform);
         let selection = by_name("grid:2x3").expect("it fits");
-        assert_eq!(selection.algorithm, Algorithm::Grid([2, 3].into()));
+        assert_eq!(selection.algorithm, Algorithm::Grid(vec![2, 3].into()));
         assert!(selection.table.len() > 8);
         let printed = selection.to_string();
         assert_eq!(printed.lines().filter(|line| line.starts_with("> grid:2x3")).count(), 1, "{printed}");

@@ -3,7 +3,8 @@
 use pleach_vocabulary::Collective;
 
 use super::packed::PackedError;
-use super::{Algorithm, RANKS_MAX};
+use super::{Algorithm, GridShape, RANKS_MAX};
+use crate::rank_space::balanced_extents;
 
 /// Why no schedule can be made.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
@@ -94,9 +95,11 @@ pub enum GenerateError {
 
 /// A grid of as many dimensions that has a place for each rank.
 fn enlarged(algorithm: &Algorithm, ranks: u32) -> Algorithm {
+    let enlarged =
+        |shape: &GridShape| GridShape::Extents(balanced_extents(ranks, shape.extents(ranks).len() as u32));
     match algorithm {
-        Algorithm::Grid(shape) => Algorithm::Grid(shape.enlarged(ranks)),
-        Algorithm::GridStaged(shape) => Algorithm::GridStaged(shape.enlarged(ranks)),
+        Algorithm::Grid(shape) => Algorithm::Grid(enlarged(shape)),
+        Algorithm::GridStaged(shape) => Algorithm::GridStaged(enlarged(shape)),
         other => other.clone(),
     }
 }

@@ -33,10 +33,10 @@
 //! children. With `h = P - p` holes, a rank has in all blocks at most `P-1 + h·g` children, where
 //! `g` is the largest product of all extents but the last and one more; 1 in two dimensions. For
 //! `P-1` is the number in the full grid. Each of the others is a place and a block for which the
-//! next correction leads to a hole. The hole differs from the parent in two coordinates, so it names
-//! the child. The block agrees with one of the two in each coordinate from the later one on and in
-//! the other one of the two, which leaves the product of at most the other extents before. So a
-//! rank sends at most
+//! next correction leads to a hole. The hole differs from the parent in two coordinates, so it
+//! names the child. The block agrees with the hole or the parent in the earlier of the two
+//! coordinates and from the later one on, which leaves at most the product of the other extents
+//! before the later one. So a rank sends at most
 //!
 //! | collective | bytes sent | in two dimensions |
 //! |--|--|--|

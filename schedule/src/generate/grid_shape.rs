@@ -36,22 +36,11 @@ impl GridShape {
     pub fn space(&self, ranks: u32) -> Result<RankSpace, SpaceError> {
         RankSpace::new(&self.extents(ranks), ranks)
     }
-
-    /// A grid of as many dimensions, with extents that have a place for each rank.
-    pub(super) fn enlarged(&self, ranks: u32) -> Self {
-        Self::Extents(balanced_extents(ranks, self.extents(1).len() as u32))
-    }
 }
 
 impl From<Vec<u32>> for GridShape {
     fn from(extents: Vec<u32>) -> Self {
         Self::Extents(extents)
-    }
-}
-
-impl<const N: usize> From<[u32; N]> for GridShape {
-    fn from(extents: [u32; N]) -> Self {
-        Self::Extents(extents.to_vec())
     }
 }
 

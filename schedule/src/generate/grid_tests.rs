@@ -240,8 +240,8 @@ fn a_staged_grid_sends_the_bytes_that_its_module_says() {
             };
             assert_eq!(sent, expected, "{what}");
             if is_proxy {
-                // Along the layers, in shares of the whole: no more than a sixth above the grid that
-                // has one full layer more.
+                // Along the layers, in shares of the whole: no more than a sixth above the grid
+                // that has one full layer more.
                 let (l, whole) = (f64::from(layers), f64::from(blocks));
                 let along = f64::from(sent - of_lines + 2 * (layers - 1) * layer) / whole;
                 let added = along - 2.0 * l / (l + 1.0);

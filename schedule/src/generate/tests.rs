@@ -21,14 +21,14 @@ fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
         Algorithm::Chain,
     ];
     for first in (1..=ranks).filter(|&first| ranks.is_multiple_of(first)) {
-        all.push(Algorithm::Grid([first, ranks / first].into()));
-        all.push(Algorithm::GridStaged([first, ranks / first].into()));
+        all.push(Algorithm::Grid(vec![first, ranks / first].into()));
+        all.push(Algorithm::GridStaged(vec![first, ranks / first].into()));
     }
     if ranks.is_multiple_of(4) {
-        all.push(Algorithm::Grid([2, ranks / 4, 2].into()));
-        all.push(Algorithm::GridStaged([2, ranks / 4, 2].into()));
+        all.push(Algorithm::Grid(vec![2, ranks / 4, 2].into()));
+        all.push(Algorithm::GridStaged(vec![2, ranks / 4, 2].into()));
     }
-    for shape in [GridShape::Dimensions(2), GridShape::Dimensions(3), [ranks.div_ceil(2), 2].into()] {
+    for shape in [GridShape::Dimensions(2), GridShape::Dimensions(3), vec![ranks.div_ceil(2), 2].into()] {
         all.push(Algorithm::Grid(shape.clone()));
         all.push(Algorithm::GridStaged(shape));
     }
@@ -174,7 +174,7 @@ fn names_are_read_as_they_are_written() {
     for name in ["grid:2d", "grid-staged:3d", "grid-staged:16d", "grid:7"] {
         assert_eq!(name.parse::<Algorithm>().expect("a known name").to_string(), name);
     }
-    assert_eq!("grid-staged:4x4".parse(), Ok(Algorithm::GridStaged([4, 4].into())));
+    assert_eq!("grid-staged:4x4".parse(), Ok(Algorithm::GridStaged(vec![4, 4].into())));
     assert_eq!("grid:2d".parse(), Ok(Algorithm::Grid(GridShape::Dimensions(2))));
     for name in [
         "",
@@ -208,7 +208,7 @@ fn what_cannot_be_made_is_refused_with_what_can() {
         generate(collective, &algorithm, ranks, Access::Put).unwrap_err().to_string()
     };
     assert!(refused(Collective::Barrier, Algorithm::Ring, 2).contains("there are recursive-doubling"));
-    let misfit = refused(Collective::AllReduce, Algorithm::Grid([2, 3].into()), 7);
+    let misfit = refused(Collective::AllReduce, Algorithm::Grid(vec![2, 3].into()), 7);
     assert_eq!(
         misfit,
         "grid:2x3 has 6 places for 7 ranks; give extents whose product is 7 at least, as grid:3x3"

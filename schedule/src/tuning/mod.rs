@@ -321,7 +321,7 @@ mod tests {
         let mut tcp = TuningTable::new(Fabric::Tcp, HostMap::one(4));
         let mapped = tcp.push(row(Collective::AllReduce, 0, Algorithm::Direct, Access::Mapped));
         assert!(matches!(mapped, Err(SelectError::NotMapped { .. })), "{mapped:?}");
-        let grid = tcp.push(row(Collective::AllReduce, 0, Algorithm::Grid([3, 1].into()), Access::Put));
+        let grid = tcp.push(row(Collective::AllReduce, 0, Algorithm::Grid(vec![3, 1].into()), Access::Put));
         assert!(matches!(grid, Err(SelectError::Generate(_))), "{grid:?}");
         let chain = tcp.push(row(Collective::AllReduce, 0, Algorithm::Chain, Access::Put));
         assert!(matches!(chain, Err(SelectError::Generate(_))), "{chain:?}");

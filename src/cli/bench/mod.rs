@@ -105,7 +105,8 @@ pub(crate) struct Arguments {
     op: ReduceOp,
     /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB,
     /// grid-staged:AxB (any number of ranks up to A·B; also 2d: two dimensions, balanced),
-    /// hierarchical (with the hosts of the group), hierarchical:HxR, packed (for a topology) or auto
+    /// hierarchical (with the hosts of the group), hierarchical:HxR, packed (for a topology) or
+    /// auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     algorithm: String,
     /// Iterations of each size before the measured ones [default: fewer for larger sizes]
