@@ -2,21 +2,22 @@
 //! their own, and average them elastically along the lines of the grid, without waiting for
 //! laggards.
 //!
-//! `pleach run -n 4 -- cargo run --release --example bidmach`
+//! `pleach run -n 7 -- cargo run --release --example bidmach`
 //!
 //! The scheme `bidmach` is the loop: after each step a rank meets the ranks of its line in one
 //! dimension, the dimensions in turn: `w = (1 - a) w + a * average`. A round opens when a share of
 //! the line is there, so no exchange has more than `n^(1/d)` ranks, rounded up, and a slow rank
-//! holds nobody up.
+//! holds nobody up. Any number of ranks makes a grid: seven take seven places of 3 × 3.
 
 use std::time::Duration;
 
-use pleach::{Group, Options, Rank};
+use pleach::{Group, Options, Rank, RankSpace};
 use pleach_training::{Layout, Trainer};
 
 type Failure = Box<dyn std::error::Error>;
 
 const SCHEME: &str = "bidmach:rate=0.3,dimensions=2,threshold=0.75";
+const DIMENSIONS: u32 = 2;
 const PARAMETERS: usize = 256;
 const STEPS: u64 = 100;
 const LEARNING_RATE: f32 = 0.2;
@@ -47,8 +48,17 @@ fn main() -> Result<(), Failure> {
     let worst = trained.parameters.iter().fold(0.0, far);
     assert!(trained.guarantee_held && trained.parameters_equal, "{SCHEME} keeps what it guarantees");
     assert!(worst < 0.5 * (BEGIN - 1.0), "the models have not come together");
+    // What the scheme guarantees, counted in each exchange: no more ranks than the longest line.
+    let grid = RankSpace::balanced(group.world_size(), DIMENSIONS);
+    let lines = (0..grid.extents().len()).map(|dimension| grid.line(group.rank(), dimension).count());
+    let longest = lines.max().unwrap_or(1);
+    assert!((longest as f64 - 1.0).powf(f64::from(DIMENSIONS)) < ranks as f64, "{longest} of {ranks} ranks");
     if rank == 0 {
-        println!("{SCHEME}: every parameter of every rank is within {worst:.4} of the minimum");
+        let extents = grid.extents();
+        println!(
+            "{SCHEME}: {ranks} ranks in a grid of {extents:?}, no exchange with more than {longest} ranks; \
+             every parameter of every rank is within {worst:.4} of the minimum"
+        );
     }
     Ok(group.close()?)
 }

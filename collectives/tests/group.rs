@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::engine::{DEADLOCK_AFTER, FaultKind};
-use pleach_collectives::{CollectiveError, Group, Operation, Options};
+use pleach_collectives::{CollectiveError, Group, Operation, Options, RankSpace};
 use pleach_schedule::Algorithm;
 use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
@@ -526,15 +526,48 @@ fn each_rank_has_a_line_along_each_dimension_of_a_grid() {
     with_group(Fabric::Shm, 6, |group| {
         let rank = group.rank();
         let (row, column) = (rank / 3, rank % 3);
+        let grid = RankSpace::new(&[2, 3], 6).unwrap();
         for (dimension, expected) in [(0, vec![column, column + 3]), (1, (3 * row..3 * row + 3).collect())] {
-            let line = group.line(&[2, 3], dimension).unwrap();
-            let mut ranks = vec![0; line.world_size() as usize];
-            line.all_gather(&[rank], &mut ranks).unwrap();
-            assert_eq!(ranks, expected, "rank {rank} along dimension {dimension}");
+            let line = group.line(&grid, dimension).unwrap();
+            assert_eq!(ranks_of(&line, rank), expected, "rank {rank} along dimension {dimension}");
         }
-        for (extents, dimension) in [(&[2, 2][..], 0), (&[2, 3], 2), (&[], 0), (&[u32::MAX, u32::MAX], 0)] {
-            let error = group.line(extents, dimension).unwrap_err().to_string();
-            assert!(error.contains("product is the number of ranks"), "{error}");
+        for (grid, dimension) in [(RankSpace::balanced(7, 2), 0), (grid, 2)] {
+            let error = group.line(&grid, dimension).unwrap_err().to_string();
+            assert!(error.contains("make the grid for 6 ranks"), "{error}");
         }
+    });
+}
+
+/// The ranks that take part in a collective of a line, by their numbers in the group.
+fn ranks_of(line: &Group, rank: u32) -> Vec<u32> {
+    let mut ranks = vec![0; line.world_size() as usize];
+    line.all_gather(&[rank], &mut ranks).unwrap();
+    ranks
+}
+
+#[test]
+fn no_operation_along_a_grid_with_holes_has_more_ranks_than_the_root() {
+    for (ranks, dimensions, most) in [(5, 2, 3), (7, 2, 3), (7, 3, 2)] {
+        with_group(Fabric::Shm, ranks, |group| {
+            let (rank, grid) = (group.rank(), RankSpace::balanced(ranks, dimensions));
+            for dimension in 0..dimensions as usize {
+                let line = group.line(&grid, dimension).unwrap();
+                let members = ranks_of(&line, rank);
+                assert!(members.len() <= most, "{members:?}");
+                assert!(grid.line(rank, dimension).eq(members.iter().copied()), "{members:?}");
+                let mut sum = [rank];
+                line.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                assert_eq!(sum[0], members.iter().sum::<u32>());
+            }
+        });
+    }
+    // Holes may be anywhere: the processes on the seats 0, 2, 3, 4, 5 and 8 of a square.
+    let grid = RankSpace::of_seats(&[3, 3], vec![0, 2, 3, 4, 5, 8]).unwrap();
+    with_group(Fabric::Shm, 6, |group| {
+        let rank = group.rank();
+        let [column, row] = [0, 1].map(|dimension| ranks_of(&group.line(&grid, dimension).unwrap(), rank));
+        let rows = [[0, 1].as_slice(), &[0, 1], &[2, 3, 4], &[2, 3, 4], &[2, 3, 4], &[5]];
+        let columns = [[0, 2].as_slice(), &[1, 4, 5], &[0, 2], &[3], &[1, 4, 5], &[1, 4, 5]];
+        assert_eq!((&row[..], &column[..]), (rows[rank as usize], columns[rank as usize]));
     });
 }

@@ -46,7 +46,7 @@
 
 use std::ops::Range;
 
-use pleach_collectives::{CollectiveError, Group, Rank, ReduceOp, SplitError};
+use pleach_collectives::{CollectiveError, Group, Rank, RankSpace, ReduceOp, SplitError};
 
 use crate::interpreter::digest;
 use crate::layout::Layout;
@@ -273,8 +273,8 @@ impl Hybrid {
         }
         let members = ranks / groups;
         let shards = Shards::new(network, members);
-        let within = group.line(&[groups, members], 1)?;
-        let across = group.line(&[groups, members], 0)?;
+        let grid = RankSpace::new(&[groups, members], ranks).map_err(SplitError::from)?;
+        let (within, across) = (group.line(&grid, 1)?, group.line(&grid, 0)?);
         let batch = images as usize;
         Ok(Self { all: group.clone(), within, across, shards, batch, passes: Passes::default() })
     }

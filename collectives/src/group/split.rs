@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pleach_packing::topology::Topology;
+use pleach_schedule::{RankSpace, SpaceError};
 use pleach_transport::Space;
 use pleach_transport::rendezvous::{JoinError, PrefixStore, Store, World};
 use pleach_vocabulary::Rank;
@@ -42,19 +43,24 @@ pub enum SplitError {
         #[source]
         source: Box<JoinGroupError>,
     },
-    /// The ranks are not the points of such a grid.
+    /// The grid is for another number of ranks, or has no such dimension.
     #[error(
-        "{ranks} ranks have no line along dimension {dimension} of a grid of extents {extents:?}; give extents whose \
-         product is the number of ranks, and one of their dimensions, from 0"
+        "a group of {ranks} ranks has no line along dimension {dimension} of a grid of extents {extents:?} for \
+         {grid_ranks} ranks; make the grid for {ranks} ranks, and name one of its dimensions, from 0"
     )]
     Grid {
-        /// The extents that were given.
+        /// The extents of the grid.
         extents: Vec<u32>,
+        /// How many ranks it has.
+        grid_ranks: u32,
         /// The dimension.
         dimension: usize,
-        /// How many ranks there are.
+        /// How many ranks the group has.
         ranks: u32,
     },
+    /// Ranks are not the points of such a grid.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
     /// A group over a device of the caller's has no place where its ranks could meet again.
     #[error("the group was made over a device of the caller's, so its ranks cannot meet again; join it")]
     NoStore,
@@ -79,25 +85,24 @@ impl Group {
         self.split_in(colour, key, &self.shared.options, 0)
     }
 
-    /// A new group of this rank's line in a grid: the ranks in which only the coordinate of one
-    /// dimension differs, in the order of that coordinate. Ranks are the points of a grid of these
-    /// extents, the last coordinate varying fastest, as in the algorithm `grid:AxB`. All ranks call
-    /// it alike. A grid of `d` equal extents has lines of `n^(1/d)` ranks.
+    /// A new group of this rank's line in a grid, which may have holes: the ranks in which only the
+    /// coordinate of one dimension differs, in the order of that coordinate. All ranks call it
+    /// alike. In a grid of `d` [balanced](RankSpace::balanced) extents no line has more than
+    /// `n^(1/d)` ranks, rounded up.
     ///
     /// # Errors
     ///
     /// See [`SplitError`].
-    pub fn line(&self, extents: &[u32], dimension: usize) -> Result<Self, SplitError> {
+    pub fn line(&self, grid: &RankSpace, dimension: usize) -> Result<Self, SplitError> {
         let (rank, ranks) = (self.rank(), self.world_size());
-        let points = extents.iter().try_fold(1u32, |points, extent| points.checked_mul(*extent));
-        let Some(extent) = extents.get(dimension).filter(|_| points == Some(ranks)) else {
-            return Err(SplitError::Grid { extents: extents.to_vec(), dimension, ranks });
-        };
-        let stride: u32 = extents[dimension + 1..].iter().product();
-        let coordinate = rank / stride % extent;
+        let (extents, grid_ranks) = (grid.extents().to_vec(), grid.ranks());
+        if grid_ranks != ranks || dimension >= extents.len() {
+            return Err(SplitError::Grid { extents, grid_ranks, dimension, ranks });
+        }
         // The line's first rank names it.
-        let line = self.split(Some(rank - coordinate * stride), coordinate)?;
-        Ok(line.expect("this rank named a colour"))
+        let first = grid.line(rank, dimension).next();
+        let line = self.split(first, grid.coordinate(rank, dimension))?;
+        Ok(line.expect("this rank is in its line"))
     }
 
     /// A new group of the same ranks in the same order whose calls work on other memory:

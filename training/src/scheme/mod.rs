@@ -36,13 +36,13 @@ mod superstep;
 mod synchronous;
 mod text;
 
-use pleach_collectives::Rank;
 use pleach_collectives::partial::{Activation, ActivationError, Divisor, Late};
+use pleach_collectives::{Rank, RankSpace};
 
 use crate::compression::Compression;
 use crate::interpreter::Plan;
 use crate::layout::Layout;
-use crate::lines::{Line, line, side};
+use crate::lines::Line;
 use crate::parallelize::OrderRule;
 use crate::policy::{Policy, Reads, Vector};
 use crate::shares::{Shares, WindowPlan};
@@ -304,7 +304,7 @@ pub enum Scheme {
         every: u64,
     },
     /// Elastic averaging along the lines of a grid of ranks, the dimensions in turn (BIDMach; Peng
-    /// 2018).
+    /// 2018). Where the number of ranks is no power, the grid has holes.
     Bidmach {
         /// Steps between two exchanges, at least 1.
         every: u64,
@@ -535,8 +535,10 @@ impl Scheme {
                 (Box::new(Eager::new(parameters, every, !activation.waits_for_all(ranks))), &[], None)
             }
             Self::Bidmach { every, rate, dimensions, threshold } => {
-                lines.extend((0..dimensions).map(|dimension| {
-                    let ranks = line(rank, ranks, dimensions, dimension);
+                let grid = RankSpace::balanced(ranks, dimensions);
+                // The lines of neighbours first.
+                lines.extend((0..grid.extents().len()).rev().map(|dimension| {
+                    let ranks: Vec<Rank> = grid.line(rank, dimension).collect();
                     // The number that was written: five times the next f32 to 0.6 is above 3.
                     let share = threshold.to_string().parse().unwrap_or(f64::from(threshold));
                     let activation = Activation::laggard_resistant(share, ranks.len() as u32);
@@ -545,7 +547,8 @@ impl Scheme {
                     Line { ranks, activation }
                 }));
                 let lengths = lines.iter().map(|line| line.ranks.len()).collect();
-                let policy = Grid::new(parameters, every, rate, side(ranks, dimensions), lengths);
+                let side = grid.extents().iter().copied().max().unwrap_or(1);
+                let policy = Grid::new(parameters, every, rate, side, lengths);
                 (Box::new(policy), &[Vector::Fetched], None)
             }
             Self::ElasticBsp { lookahead, objective, prediction } => {

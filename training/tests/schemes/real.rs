@@ -317,6 +317,33 @@ fn real_ranks_end_with_the_bits_of_the_simulation() {
 }
 
 #[test]
+fn grids_with_holes_end_on_real_ranks_with_the_bits_of_the_simulation() {
+    for ranks in [5, 7] {
+        let settings = Settings { momentum: 0.9, learning_rate: 0.005, ..settings(ranks) };
+        for fabric in [Fabric::Shm, Fabric::Tcp] {
+            for text in ["bidmach", "bidmach:every=2,dimensions=3", "bidmach:threshold=0.6"] {
+                let adjust = |options: &mut Options| options.reproducible = Reproducible::PerWorldSize;
+                let all = ranks::with_group(fabric, ranks, adjust, |group| {
+                    let trained = train(&group, text, &settings, false).expect("trains");
+                    group.close().expect("all ranks close");
+                    trained
+                });
+                let simulated = simulate(text, &settings);
+                for trained in &all {
+                    let what = format!("{text}, {fabric:?}, {ranks} ranks");
+                    assert!(trained.guarantee_held && trained.parameters_equal, "{what}");
+                    // With the threshold it depends on times whose data an average has.
+                    assert!(
+                        trained.parameters[..] == simulated.parameters[..] || text.contains("threshold"),
+                        "{what}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn all_ranks_begin_with_the_parameters_of_rank_0() {
     let all = with_group(Fabric::Shm, |group| {
         let mut trainer = Trainer::new(&group, &scheme("sync"), &Layout::of(&[5]), 0).expect("has memory");

@@ -95,9 +95,47 @@ fn no_line_is_longer_than_the_root_of_the_number_of_ranks() {
                 for line in &plan.lines {
                     let longest = (1..).find(|side: &u32| side.pow(dimensions) >= ranks);
                     assert!(line.ranks.len() as u32 <= longest.expect("there is one"), "{text}: {line:?}");
-                    assert!(line.ranks.contains(&rank));
+                    assert!(line.ranks.contains(&rank) && line.ranks.is_sorted());
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn ranks_of_a_line_have_the_same_line_also_in_a_grid_with_holes() {
+    let lines = |rank, ranks, dimensions| {
+        let scheme = scheme(&format!("bidmach:dimensions={dimensions}"));
+        let plan = scheme.plan(&Linear.layout(), rank, ranks).expect("is not refused");
+        plan.lines.into_iter().map(|line| line.ranks).collect::<Vec<_>>()
+    };
+    for ranks in 1..30 {
+        for dimensions in 1..=4 {
+            for rank in 0..ranks {
+                for (number, line) in lines(rank, ranks, dimensions).into_iter().enumerate() {
+                    let is_shared = |member: &u32| lines(*member, ranks, dimensions)[number] == line;
+                    assert!(
+                        line.iter().all(is_shared),
+                        "{rank} of {ranks}, {dimensions} dimensions: {line:?}"
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(lines(4, 9, 2), [vec![3, 4, 5], vec![1, 4, 7]]);
+    assert_eq!(
+        (lines(6, 7, 2), lines(2, 7, 2)),
+        (vec![vec![6], vec![0, 3, 6]], vec![vec![0, 1, 2], vec![2, 5]])
+    );
+    assert_eq!(lines(5, 8, 3)[2], [1, 5]);
+}
+
+#[test]
+fn a_grid_of_any_number_of_ranks_keeps_what_it_guarantees() {
+    for ranks in 2..=14 {
+        for text in ["bidmach:dimensions=2", "bidmach:dimensions=3", "bidmach:dimensions=2,threshold=0.6"] {
+            let simulated = simulate(text, &Settings { learning_rate: 0.005, ..settings(ranks) });
+            assert!(simulated.guarantee_held && simulated.parameters_equal, "{text}, {ranks} ranks");
         }
     }
 }
