@@ -7,9 +7,9 @@
 //! last, so that an unauthenticated dialer gets no proof to attack.
 //!
 //! This keeps other processes out. [`tls`](crate::tls) protects later bytes, and its keys are bound
-//! to the claim (`docs/security.md`). Every TCP connection requires it. Without a configured secret, ranks of
-//! one user on one host make one; rank 0 gives it only to processes of its user, as the kernel
-//! reports. An address beyond loopback requires a configured secret.
+//! to the claim (`docs/security.md`). Every TCP connection requires it. Without a configured
+//! secret, ranks of one user on one host make one; rank 0 gives it only to processes of its user,
+//! as the kernel reports. An address beyond loopback requires a configured secret.
 
 use std::fmt;
 use std::fs::OpenOptions;

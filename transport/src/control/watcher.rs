@@ -3,8 +3,9 @@
 //!
 //! **Invariant:** bytes of an unauthenticated connection are not believed, answered at length or
 //! kept. Before authentication a connection costs one slot, at most one fixed-size message of
-//! memory (with TLS, the state of a handshake and one signature), and [`HANDSHAKE_LIMIT`] of time. However many of them come, authenticated peers get
-//! their turn after a few of them ([`accepting`](crate::accepting)).
+//! memory (with TLS, the state of a handshake and one signature), and [`HANDSHAKE_LIMIT`] of time.
+//! However many of them come, authenticated peers get their turn after a few of them
+//! ([`accepting`](crate::accepting)).
 
 mod joining;
 
