@@ -54,11 +54,27 @@ fn ranks_of_two_namespaces_share_memory_inside_and_take_sockets_across() {
             log.contains("fabric: shm within 2 hosts of 4 ranks, tcp across (rank 2 and rank 0: no descriptor arrived: different network namespaces; no shm+verbs: rank "),
             "{log}"
         );
+        assert!(log.contains("tcp: who connects here speaks TLS with the job's secret"), "{log}");
         assert!(table.contains("shm+tcp") && !table.contains("\"errors\":1"), "{table}");
         // What is best is a matter of prices, what is asked for is not.
         assert!(algorithm == "auto" || table.contains("hierarchical:2x2"), "{table}");
         println!("{table}");
     }
+}
+
+#[test]
+fn a_rank_of_another_host_without_tls_is_told_which_variable_to_set() {
+    let Some(hosts) = hosts() else { return };
+    let mut first = hosts.start(0, 0, 2, &["bench", "--max", "8"]);
+    let output = ended(vec![hosts.start(1, 1, 2, &["bench", "--max", "8", "--tls", "off"])]).remove(0);
+    let _ = first.kill();
+    let told = text(&first.wait_with_output().expect("it was killed").stderr);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let both =
+        "speaks TLS with the job's secret on this connection and this rank speaks no TLS; set PLEACH_TLS";
+    assert!(error.contains("rank 0 at") && error.contains(both), "{error}");
+    assert!(told.contains("speaks no TLS"), "{told}");
 }
 
 #[test]

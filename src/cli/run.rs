@@ -37,6 +37,9 @@ pub(crate) struct Arguments {
     /// Processors that each rank is bound to [default: share, if there are enough processors]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
+    /// When ranks speak TLS over TCP [default: PLEACH_TLS, or where an address is not loopback]
+    #[arg(long, value_name = "MODE", value_parser = ["off", "on", "require"])]
+    tls: Option<String>,
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -44,7 +47,7 @@ pub(crate) struct Arguments {
 
 /// Runs `pleach run`.
 pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
-    let Arguments { ranks, first_rank, rendezvous, bind, command, .. } = arguments;
+    let Arguments { ranks, first_rank, rendezvous, bind, command, tls, .. } = arguments;
     let world_size = arguments.world_size.unwrap_or(ranks);
     if world_size > WORLD_SIZE_MAX || first_rank.checked_add(ranks).is_none_or(|end| end > world_size) {
         return Err(CommandError::usage(format!(
@@ -60,7 +63,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     let output = Output::Prefixed;
     // The command may have as many threads as it likes.
     let usual_bind = Bind::Share;
-    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind };
+    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind, tls };
     // Whatever the command's own status says, for this one it is a job that failed.
     launch.run().map_err(|error| match error {
         CommandError::Usage(text) | CommandError::Typed(text) | CommandError::Failed(text) => {

@@ -382,6 +382,8 @@ pub(crate) struct Machine {
     addresses: Vec<(u32, IpAddr)>,
     /// The RDMA port that the variables ask for, or the error in them.
     wish: Result<VerbsOptions, String>,
+    /// Whether the variables name a secret: jobs of this user reach other hosts.
+    has_secret: bool,
 }
 
 impl Machine {
@@ -395,6 +397,7 @@ impl Machine {
             rdma_cm: None,
             addresses: Vec::new(),
             wish: Ok(VerbsOptions::default()),
+            has_secret: false,
         }
     }
 
@@ -410,6 +413,7 @@ impl Machine {
         }
         machine.verbs = Some(pleach::transport::verbs::survey::survey().map_err(|error| error.to_string()));
         machine.addresses = pleach::transport::tcp::interface_addresses().unwrap_or_default();
+        machine.has_secret = std::env::var_os("PLEACH_SECRET_FILE").is_some_and(|file| !file.is_empty());
         // In the form in which ranks take it.
         let interface = std::env::var("PLEACH_INTERFACE").ok().filter(|text| !text.is_empty());
         machine.wish = VerbsOptions::from_env()

@@ -46,6 +46,14 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
             for port in ports.iter().filter(|port| port.is_active) {
                 payload(machine, port, &mut section);
             }
+            if machine.has_secret && ports.iter().any(|port| port.is_active) {
+                section.warning(
+                    "privacy",
+                    "RDMA encrypts nothing: whoever shares its network reads tensors, and may change memory; \
+                     the secret and TLS protect the connections over TCP alone",
+                    "export PLEACH_TLS=require   # tensors over TCP, encrypted; or give jobs an RDMA network of their own",
+                );
+            }
         }
         Err(error) => section.unknown("ports", error.to_string(), "rdma link"),
     }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use pleach::transport::auth::challenge;
 use pleach::transport::rendezvous::{ExplicitWorld, Rendezvous, WORLD_SIZE_MAX, World};
+use pleach::transport::tls::{Tls, TlsMode};
 use rustix::fs::{Access, access};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
@@ -52,6 +53,8 @@ pub(crate) struct Launch {
     pub(crate) bind: Option<Bind>,
     /// The binding if the user asked for none.
     pub(crate) usual_bind: Bind,
+    /// The mode of TLS that the user asked for.
+    pub(crate) tls: Option<String>,
 }
 
 impl Launch {
@@ -89,6 +92,9 @@ impl Launch {
                 .env("PLEACH_RENDEZVOUS", rendezvous.to_string());
             if let Some(secret) = &secret {
                 command.env(SECRET_VARIABLE, secret.file());
+            }
+            if let Some(tls) = &self.tls {
+                command.env("PLEACH_TLS", tls);
             }
             if self.output == Output::Plain && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
                 command.env(TERMINAL_VARIABLE, "1");
@@ -136,6 +142,9 @@ pub(crate) struct WorldArguments {
     /// Rendezvous: tcp://HOST:PORT or file:///DIR
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
+    /// When ranks speak TLS over TCP [default: PLEACH_TLS, or where an address is not loopback]
+    #[arg(long, value_name = "MODE", value_parser = ["off", "on", "require"])]
+    tls: Option<String>,
 }
 
 /// The world in which this process was started. `ranks`, and `beside` more that a person does not
@@ -145,8 +154,19 @@ fn find_world(
     ranks: Option<u32>,
     beside: u32,
 ) -> Result<Option<World>, CommandError> {
-    let WorldArguments { rank, world_size, rendezvous } = arguments.clone();
-    let world = World::find(&ExplicitWorld { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
+    let WorldArguments { rank, world_size, rendezvous, tls } = arguments.clone();
+    let mut world =
+        World::find(&ExplicitWorld { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
+    if let (Some(world), Some(mode)) = (&mut world, tls) {
+        let parsed = mode.parse::<TlsMode>().and_then(|mode| Tls::from_env_but(Some(mode)));
+        let tls = parsed.map_err(CommandError::usage)?;
+        let secret = world.secret.take().ok_or_else(|| {
+            CommandError::usage(format!(
+                "--tls {mode} without a secret; write one with 'pleach secret FILE' and set PLEACH_SECRET_FILE=FILE on all hosts"
+            ))
+        })?;
+        world.secret = Some(secret.with_tls(tls));
+    }
     match (&world, ranks) {
         (Some(World { world_size, launcher, .. }), Some(ranks))
             if world_size.checked_sub(beside) != Some(ranks) =>
@@ -205,7 +225,8 @@ pub(crate) fn rank_or_launch(
     let (first_rank, world_size, output) = (0, ranks, Output::Plain);
     // Each rank of such a command works in one thread.
     let usual_bind = Bind::Core;
-    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind };
+    let tls = arguments.tls.clone();
+    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind, tls };
     launch.run().map(|()| None)
 }
 

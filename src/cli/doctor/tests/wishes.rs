@@ -106,3 +106,13 @@ fn without_the_library_nothing_is_said_to_be_taken() {
     assert!(look(&machine, CHECKS).iter().all(|finding| finding.subject != "port to use"));
     assert_eq!(trouble(&machine).1, "libibverbs");
 }
+
+#[test]
+fn rdma_beside_a_secret_is_a_warning_because_nothing_encrypts_it() {
+    let root = Root::healthy();
+    let mut machine = root.machine();
+    machine.has_secret = true;
+    let (level, subject, text, command) = trouble(&machine);
+    assert_eq!((level, subject.as_str()), (Level::Warning, "privacy"));
+    assert!(text.contains("encrypts nothing") && command.contains("PLEACH_TLS=require"), "{text}: {command}");
+}
