@@ -168,8 +168,7 @@ pub(crate) fn credits(material: &Material) -> Result<Claim, String> {
         found: format!("{most:+.1} points at most"),
         verdict: Verdict::of(
             most <= 2.0,
-            "a new copy costs up to a step whenever it is asked for (see steps/s), and that hides what credits save; \
-             steady ranks of different speed wait more",
+            "credits are spent where ranks are asked for copies in time, and all go at the pace of the slowest",
         ),
         table,
     })

@@ -59,8 +59,7 @@ pub(crate) fn throughput(material: &Material) -> Result<Claim, String> {
         found: format!("{least:.2} to {most:.2}"),
         verdict: Verdict::of(
             GAINS.contains(&least) && GAINS.contains(&most),
-            "of our owners, not of the bound: an owner answers when its own step has ended, so a rank that needs a new copy \
-             waits for up to a step, once in about s steps; the papers' servers answer at once",
+            "an owner hears of a question when its own step has ended, and the papers' servers answer at once",
         ),
         table,
     })
