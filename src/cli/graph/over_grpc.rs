@@ -386,8 +386,8 @@ impl OverGrpc {
         }
         let released = self.free.entry(crossing).or_default().pop().filter(|slice| slice.len() == data.len());
         let slice = released.map_or_else(|| self.memory(data.len()), Ok)?;
-        // SAFETY: the slice has so many bytes, in memory of this rank that peers do not write. It is
-        // new, or was released, so nothing else here has its bytes.
+        // SAFETY: the slice has so many bytes, in memory of this rank that peers do not write. It
+        // is new, or was released, so nothing else here has its bytes.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), slice.as_ptr(), data.len()) };
         self.held.insert(name, slice.clone());
         Ok(ReceivedBytes::Own(slice))

@@ -12,9 +12,9 @@
 //! the sender's thread, is rare, and a sender whose receiver has read everything has room.
 //!
 //! The task that writes stores the bytes and sends them itself, and a task that reads finds what
-//! has come. A thread polls the device for what a fabric leaves to polls, wakes the tasks that wait,
-//! and sleeps on the device's wake source. It never waits awake: what it waits for is often the
-//! work of a task on its own processor.
+//! has come. A thread polls the device for what a fabric leaves to polls, wakes the tasks that
+//! wait, and sleeps on the device's wake source. It never waits awake: what it waits for is often
+//! the work of a task on its own processor.
 //!
 //! **Invariant:** a part of the receiver's ring, and a signal slot, is written only after a credit
 //! for what was there before; a part of the sender's ring also only after its put has ended. So a
@@ -69,8 +69,8 @@ const CREDIT_PUTS: u64 = 8;
 /// Bytes for which there is one credit.
 const CREDIT_BYTES: u64 = 512 << 10;
 
-/// Signal slots of a stream at each end: one a piece, those of the two kinds of credits, and that in
-/// which the peer tells where its ring is.
+/// Signal slots of a stream at each end: one a piece, those of the two kinds of credits, and that
+/// in which the peer tells where its ring is.
 const CREDITS_OF_PUTS: u16 = PUTS as u16;
 const CREDITS_OF_BYTES: u16 = CREDITS_OF_PUTS + 1;
 const ANNOUNCED: u16 = CREDITS_OF_BYTES + 1;
@@ -647,8 +647,9 @@ impl ByteStream {
     }
 
     /// A channel of tonic to the server that the peer runs on this stream
-    /// (`Server::serve_with_incoming`). `server`: with what tonic is to connect, such as [`client`];
-    /// its address counts for nothing. There is one connection: calls fail when it has ended.
+    /// (`Server::serve_with_incoming`). `server`: with what tonic is to connect, such as
+    /// [`client`]; its address counts for nothing. There is one connection: calls fail when it has
+    /// ended.
     ///
     /// # Errors
     ///
