@@ -70,6 +70,16 @@ pub enum CallError {
         /// Its answer.
         failure: Failure,
     },
+    /// This program has no memory for it. It is for the next receiver.
+    #[error("tensor {key} was not received from {peer}: {cause}; free memory here, and ask again")]
+    NoMemory {
+        /// The key.
+        key: Key,
+        /// The peer.
+        peer: Arc<str>,
+        /// Why.
+        cause: Arc<str>,
+    },
     /// The link has ended.
     #[error("tensor {key} did not come from {peer}, which is lost: {cause}")]
     Lost {

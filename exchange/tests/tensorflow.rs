@@ -16,7 +16,7 @@ use pleach_exchange::grpc::tensorflow::{
 use pleach_exchange::tensorflow::messages::{Ignored, RecvTensorRequest, RecvTensorResponse};
 use pleach_exchange::tensorflow::{ElementKind, TensorflowTensor};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, SharedTensor, TensorWay};
-use pleach_transport::clock;
+use pleach_transport::{SharedMemory, clock};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -190,6 +190,34 @@ async fn a_receive_waits_and_one_that_was_cancelled_leaves_its_tensor() {
     tokio::time::sleep(limit).await;
     task.send(ANY_STEP, "x", share(&task.endpoint, &sent).expect("there is memory"));
     assert_eq!(first.await.expect("does not panic").expect("was sent").tensor, Some(sent));
+    task.end().await;
+}
+
+/// Memory that the system refuses: mappings as long as this, until there is no room for one more in
+/// the addresses of this process. What other tests need is shorter.
+const HUGE_BYTES: usize = 1 << 44;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tensor_for_which_there_is_no_memory_here_is_for_the_next_receive() {
+    let task = Task::serve(open(ExchangeFabric::Tcp), options()).await;
+    // The receiver gets tensors into an arena of its own, which it makes with the first one.
+    let mut options = EndpointOptions::default();
+    options.fabric = ExchangeFabric::Tcp;
+    options.limits.arenas.bytes = HUGE_BYTES as u64;
+    let receiver = Endpoint::open(&options).expect("a free port of loopback");
+    let (client, key) = (task.client(&receiver).await, task.service.key("x", THERE));
+    let sent = tensor(ElementKind::Uint8, &[1 << 20], counted(1 << 20));
+    task.send(ANY_STEP, "x", share(&task.endpoint, &sent).expect("there is memory"));
+    let mut taken = Vec::new();
+    while let Ok(memory) = SharedMemory::lendable(HUGE_BYTES) {
+        taken.push(memory);
+    }
+    let refused = client.receive(1, &key, LONG).await.expect_err("there is no memory");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("free memory here"), "{refused}");
+    drop(taken);
+    let received = client.receive(1, &key, LONG).await.expect("the task has it still");
+    assert_eq!(received, Received { tensor: Some(sent), way: TensorWay::Copied });
     task.end().await;
 }
 

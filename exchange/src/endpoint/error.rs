@@ -209,7 +209,7 @@ impl ReceiveTensorError {
             Self::Link { source: LinkError::Restarted { .. }, .. } => FailureKind::Aborted,
             Self::Link { .. } | Self::Call(CallError::Lost { .. }) | Self::Closed => FailureKind::Unavailable,
             Self::Call(CallError::Timeout { .. }) => FailureKind::Timeout,
-            Self::Call(CallError::TooManyCalls { .. }) => FailureKind::Exhausted,
+            Self::Call(CallError::TooManyCalls { .. } | CallError::NoMemory { .. }) => FailureKind::Exhausted,
             Self::Call(CallError::Failed { failure, .. }) => failure.kind,
             Self::Own(error) => FailureKind::from(error),
         }

@@ -106,6 +106,12 @@ impl WaitingReceive {
         (!self.slot.has_ended()).then_some(self.deadline)
     }
 
+    /// Ends it, because there is no memory for its tensor.
+    pub(crate) fn lack_memory(&self, peer: &Arc<str>, cause: &str) {
+        let (key, peer, cause) = (self.key.clone(), peer.clone(), cause.into());
+        drop(self.slot.end(Err(CallError::NoMemory { key, peer, cause }.into())));
+    }
+
     /// Ends it with the link.
     pub(crate) fn lose(&self, peer: &Arc<str>, cause: &str) {
         let (key, peer, cause) = (self.key.clone(), peer.clone(), cause.into());

@@ -296,7 +296,7 @@ impl Core {
             Err(error) => {
                 // The tensor is for another receiver.
                 let peer = self.links.get(&link).map(|link| link.peer.clone());
-                receive.lose(&peer.unwrap_or_else(|| "".into()), &error.to_string());
+                receive.lack_memory(&peer.unwrap_or_else(|| "".into()), &error.to_string());
                 lease.decline();
                 return Ok(());
             }

@@ -211,11 +211,11 @@ impl WorkerClient {
     /// A status that names the tensor and the task. DEADLINE_EXCEEDED: not within `limit`; the
     /// tensor is for the next receive of this step and key, also when this future is dropped. It is
     /// lost if the answer of the task was on its way just then, or if too many are left already.
-    /// RESOURCE_EXHAUSTED: there are too many calls or leases, and the tensor is for the next
-    /// receive as well; or it is too large. UNAVAILABLE: the task is lost. ABORTED: the task is
-    /// another incarnation, or the step was aborted. FAILED_PRECONDITION: regions are required, and
-    /// the tensor came without. DATA_LOSS, UNIMPLEMENTED: see [`crate::tensorflow::TensorError`],
-    /// also for a tensor that is too large.
+    /// RESOURCE_EXHAUSTED: there are too many calls or leases, or there is no memory here, and the
+    /// tensor is for the next receive as well; or it is too large. UNAVAILABLE: the task is lost.
+    /// ABORTED: the task is another incarnation, or the step was aborted. FAILED_PRECONDITION:
+    /// regions are required, and the tensor came without. DATA_LOSS, UNIMPLEMENTED: see
+    /// [`crate::tensorflow::TensorError`], also for a tensor that is too large.
     pub async fn receive(&self, step: i64, key: &str, limit: Duration) -> Result<Received, Status> {
         let deadline = clock::now() + limit;
         let received = tokio::time::timeout(limit, self.shared.receive(step, key, deadline)).await;
