@@ -67,9 +67,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let copies = of_job.transfer.copies();
     let iterations = ("--iterations", arguments.iterations.to_string());
     #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC exchanges addresses there"))]
-    let Joined { device, events, mut store, fabric, ranks_a_processor, hosts, .. } =
+    let Joined { device, events, mut store, fabric, ranks_a_processor, ranks_here, hosts, .. } =
         join_ranks(of_job, &job, &world, signal_slots(of_job, &job), &[iterations])?;
-    let is_one_host = hosts.iter().all(|host| *host == hosts[0]);
+    // Sockets and RDMA alone do not find out who shares memory.
+    let is_one_host = ranks_here == ranks || hosts.iter().all(|host| *host == hosts[0]);
     let mut transport: Box<dyn TensorTransport> = match of_job.transfer {
         TransferChoice::ZeroCopy | TransferChoice::Copy => {
             let opened =
