@@ -10,10 +10,11 @@
 //! deregistered when the lease is back. Where a NIC has to lock memory, the arena is registered
 //! from its beginning as far as it was used. A lease is then a window of it, whose key is good for
 //! its receiver alone and until the lease is back. Its receiver is told of the lease when the NIC
-//! has bound the window ([`GetEvent::Named`]). The key of the region has to do, for all that know
-//! the secret, where the NIC has no windows, or no more, where a pair has several queue pairs, or
-//! where its queue is full; also for the fields of messages of RPCs, which are written without
-//! waiting.
+//! has bound the window: mostly at once, which is awaited awake for [`BIND_WATCH`], else later
+//! ([`GetEvent::Named`]). The key of the region has to do, for all that know the secret, where the
+//! NIC has no windows, or no more, where a pair has several queue pairs, or where its queue is
+//! full; also for the fields of messages of RPCs, which are written without waiting, where the NIC
+//! has not bound the window at once.
 //!
 //! A device gives each rank once: a program that comes back is the same process, and line 16 of the
 //! device contract gives no rank to a process that has had it. When all ranks are given the next
@@ -34,7 +35,7 @@ use pleach_transport::tcp::TcpDevice;
 use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
 use pleach_transport::{
     Address, Armed, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank, Region, RegionKey,
-    RemoteSlice, Responder, Secret, SharedMemory, Slice, SubmitError, Submitted, Transfer, TransferId,
+    RemoteSlice, Responder, Secret, SharedMemory, Slice, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 use pleach_vocabulary::Fabric;
 
@@ -60,6 +61,10 @@ const FIRST_REGION_BYTES: usize = 16 << 20;
 
 /// Events of a device that are taken at once.
 const EVENTS_AT_ONCE: usize = 64;
+
+/// How long the binding of a window is awaited awake. A NIC takes a few microseconds; to sleep and
+/// be woken takes longer, and the receiver waits meanwhile.
+const BIND_WATCH: Duration = Duration::from_micros(20);
 
 /// What programs without a secret prove to each other on loopback, where everybody who reaches the
 /// port receives tensors.
@@ -113,6 +118,11 @@ trait GettingDevice: Device {
         None
     }
 
+    /// Whether a key that was begun is good already.
+    fn has_begun(&mut self, _peer: Rank, _key: RegionKey) -> bool {
+        false
+    }
+
     /// Takes a key back.
     fn end_lease(&mut self, _peer: Rank, _key: RegionKey) {}
 }
@@ -123,6 +133,10 @@ impl GettingDevice for VerbsDevice {
     fn begin_lease(&mut self, peer: Rank, slice: &Slice, id: TransferId) -> Option<RemoteSlice> {
         let leased = self.lease(peer, slice, id);
         leased.inspect_err(|error| tracing::debug!("a lease has no key of its own: {error}")).ok()
+    }
+
+    fn has_begun(&mut self, peer: Rank, key: RegionKey) -> bool {
+        self.is_bound(peer, key)
     }
 
     fn end_lease(&mut self, peer: Rank, key: RegionKey) {
@@ -310,15 +324,39 @@ impl GetDevice {
             if let Some(leased) = self.device.begin_lease(rank, &slice, TransferId(number)) {
                 self.leased.insert((rank, slot), LeaseKey::Window(leased.key));
                 let part = RegisteredPart { start, slice: leased };
+                let until = clock::now() + BIND_WATCH;
+                while clock::now() < until {
+                    if self.device.has_begun(rank, leased.key) {
+                        return Ok(LeaseName::Part(part));
+                    }
+                    std::hint::spin_loop();
+                }
                 self.bindings.insert(number, Binding { rank, slot, part });
                 return Ok(LeaseName::Coming);
             }
         }
-        self.lend_at_once(memory, rank, reference).map(LeaseName::Part)
+        self.lend_by_region(memory, rank, reference).map(LeaseName::Part)
     }
 
-    /// As [`GetDevice::lend`], without waiting: the part in which the bytes are.
+    /// As [`GetDevice::lend`], without waiting for more than [`BIND_WATCH`]: the part in which the
+    /// bytes are.
     pub(crate) fn lend_at_once(
+        &mut self,
+        memory: &Arc<LendableMemory>,
+        rank: Rank,
+        reference: &Reference,
+    ) -> Result<RegisteredPart, String> {
+        match self.lend(memory, rank, reference)? {
+            LeaseName::Part(part) => Ok(part),
+            LeaseName::Coming => {
+                self.returned(rank, reference.lease.slot);
+                self.lend_by_region(memory, rank, reference)
+            }
+        }
+    }
+
+    /// The part in which the bytes are: of the arena's region, or a region of their own.
+    fn lend_by_region(
         &mut self,
         memory: &Arc<LendableMemory>,
         rank: Rank,
@@ -543,7 +581,7 @@ pub(crate) fn has_rdma_devices() -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use pleach_transport::{HostMemory, clock};
+    use pleach_transport::HostMemory;
 
     use super::*;
     use crate::arena::ArenaLimits;
@@ -608,17 +646,23 @@ mod tests {
         let arena = RegionKey(buffer.arena().expect("lies in the arena").number());
         let slice = RemoteSlice { key: arena, offset: buffer.range().start, len: LEN as u64 };
         let lease = |slot| Reference { link: LinkId(1), lease: LeaseNumber { slot, generation: 1 }, slice };
-        assert_eq!(devices[1].lend(&memory, rank, &lease(0)), Ok(LeaseName::Coming), "rxe has windows");
         // It returns what it was not told of: nobody is told then.
+        devices[1].lend(&memory, rank, &lease(0)).expect("rxe has windows");
         devices[1].returned(rank, 0);
-        assert_eq!(devices[1].lend(&memory, rank, &lease(1)), Ok(LeaseName::Coming));
-        let (slot, part) = until(&mut devices, |event| match event {
-            GetEvent::Named { link: 1, slot, part } => Some((slot, part)),
-            _ => None,
-        });
-        assert_eq!(slot, 1);
-        let whole = devices[1].lend_at_once(&memory, rank, &lease(2)).expect("is registered");
+        let part = match devices[1].lend(&memory, rank, &lease(1)).expect("rxe has windows") {
+            LeaseName::Part(part) => part,
+            LeaseName::Coming => until(&mut devices, |event| match event {
+                GetEvent::Named { link: 1, slot: 1, part } => Some(part),
+                GetEvent::Named { slot, .. } => panic!("nobody waits for slot {slot}"),
+                _ => None,
+            }),
+        };
+        let whole = devices[1].lend_by_region(&memory, rank, &lease(2)).expect("is registered");
         assert_ne!(part.slice.key, whole.slice.key, "the key of the arena stays a secret");
+        // A field of a message: by a window that is bound at once, or by the region.
+        let field = devices[1].lend_at_once(&memory, rank, &lease(3)).expect("is registered");
+        let has_window = devices[1].leased.contains_key(&(rank, 3));
+        assert_eq!(field.slice.key != whole.slice.key, has_window);
 
         let own = devices[0].device.register(HostMemory::new(LEN)).expect("registers").whole();
         let src = part.of(slice).expect("is in the part");

@@ -89,6 +89,11 @@ impl Leases {
         }
     }
 
+    /// Whether `queue` has bound the window of a key.
+    pub(crate) fn has_bound(&self, key: RegionKey, queue: &SendQueue) -> bool {
+        self.held.get(&key).is_some_and(|lease| queue.has_ended(lease.binding))
+    }
+
     /// Frees the windows of revoked leases that `queue` has bound meanwhile.
     #[inline]
     pub(crate) fn free_revoked(&mut self, queue: &SendQueue) {
@@ -125,6 +130,15 @@ impl VerbsDevice {
         let leased = pair.lease(peer, window, region, slice, id)?;
         self.post_or_list(peer);
         Ok(leased)
+    }
+
+    /// Whether the NIC has bound a lease, so that the peer may use its name already. Takes what the
+    /// NIC has completed; its events come by the next poll, for which the wake source wakes.
+    pub fn is_bound(&mut self, peer: Rank, key: RegionKey) -> bool {
+        self.post_all();
+        self.unfinished |= self.take_completions();
+        let pair = self.peers.get_mut(peer as usize);
+        matches!(pair, Some(Peer::Open(pair)) if pair.has_bound(key))
     }
 
     /// Revokes a lease. When this returns the NIC refuses the key, and a peer that still uses it

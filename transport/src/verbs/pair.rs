@@ -341,6 +341,11 @@ impl Pair {
         self.leases.add(key, number, window, slice);
     }
 
+    /// Whether a memory window is bound.
+    pub(crate) fn has_bound(&self, key: RegionKey) -> bool {
+        self.leases.has_bound(key, &self.queues[0])
+    }
+
     /// Revokes a memory window.
     pub(super) fn revoke(&mut self, key: RegionKey) {
         self.leases.revoke(key, &self.queues[0]);
