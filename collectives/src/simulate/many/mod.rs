@@ -219,8 +219,8 @@ pub fn algorithms(collective: Collective, hosts: &HostMap) -> Vec<Algorithm> {
     if (2..ranks).contains(&count) {
         let size = ranks / count;
         if count * size == ranks {
-            let extents = [count, size];
-            all.extend([Algorithm::Grid(extents.into()), Algorithm::GridStaged(extents.into())]);
+            let extents = vec![count, size];
+            all.extend([Algorithm::Grid(extents.clone().into()), Algorithm::GridStaged(extents.into())]);
         }
         all.push(Algorithm::Hierarchical(Some(hosts.clone())));
     }
