@@ -276,7 +276,8 @@ impl PeerSignals {
     }
 
     /// Takes all signals that have come so far for those of engines before this one: they count
-    /// for nothing here. `below`: by rank, in which signal slots some may have come; `None`: in any.
+    /// for nothing here. `below`: by rank, below which signal slot some may have come; `None`:
+    /// in any.
     pub(crate) fn begin_behind_former(&mut self, below: &[Option<u16>]) {
         for ((slots, consumed), below) in self.slots.iter().zip(&mut self.consumed).zip(below) {
             let most = below.map_or(usize::MAX, usize::from);

@@ -32,16 +32,26 @@ pub(crate) struct Kept {
 
 /// The parts of the session that heal.
 pub(crate) struct Healing<'a> {
-    pub(crate) record: &'a Record,
-    pub(crate) own: Process,
-    pub(crate) device: &'a SharedDevice,
-    pub(crate) incoming: &'a Incoming,
-    pub(crate) member: &'a Member,
+    record: &'a Record,
+    own: Process,
+    device: &'a SharedDevice,
+    incoming: &'a Incoming,
+    member: &'a Member,
     /// How long members stand still for one that heals.
-    pub(crate) patience: Duration,
+    patience: Duration,
 }
 
-impl Healing<'_> {
+impl<'a> Healing<'a> {
+    pub(crate) fn new(
+        record: &'a Record,
+        device: &'a SharedDevice,
+        incoming: &'a Incoming,
+        member: &'a Member,
+        patience: Duration,
+    ) -> Self {
+        Self { record, own: member.process(), device, incoming, member, patience }
+    }
+
     /// Returns when all members have the states; false: the epoch is over before.
     pub(crate) fn run(
         &self,
@@ -194,7 +204,7 @@ impl Healing<'_> {
         self.record.members().iter().copied().filter(|member| *member != self.own).collect()
     }
 
-    pub(crate) fn say(&self, to: &[Process], said: Said) {
+    fn say(&self, to: &[Process], said: Said) {
         let ranks: Vec<Rank> = to.iter().map(|process| process.seat.0).collect();
         self.member.post(&ranks, &of_said(self.record.number(), said));
     }

@@ -266,14 +266,7 @@ impl Session {
     }
 
     fn healing<'a>(&'a self, record: &'a Record) -> Healing<'a> {
-        Healing {
-            record,
-            own: self.process,
-            device: &self.device,
-            incoming: &self.incoming,
-            member: &self.member,
-            patience: self.elastic.heal_wait,
-        }
+        Healing::new(record, &self.device, &self.incoming, &self.member, self.elastic.heal_wait)
     }
 
     /// Heals who came, this process too; false: the epoch is over before.

@@ -105,7 +105,8 @@ impl Newcomers {
         self.waiting.retain(|seat, (neighbour, is_connecting)| {
             let process = neighbour.process();
             let holder = record.and_then(|record| record.on_seat(process.seat));
-            if *is_connecting || holder.is_some_and(|holder| holder != process) {
+            let is_taken = holder.is_some_and(|holder| holder != process) || !device.is_free(*seat);
+            if *is_connecting || is_taken {
                 return true;
             }
             match device.connect(*seat, neighbour.address()) {

@@ -174,9 +174,11 @@ impl SharedDevice {
         self.lock().device.connect(peer, address)
     }
 
-    /// Whether no process has the rank, as far as is known here.
+    /// Whether no process has the rank here, and the one that had it is fenced. A device that is
+    /// connected to it still would take the next one for it.
     pub(crate) fn is_free(&self, peer: Rank) -> bool {
-        self.lock().pairs.get(peer as usize).is_some_and(|pair| !pair.is_connected)
+        let is_free = |pair: &Pair| !pair.is_connected && (!pair.is_out || pair.is_severed);
+        self.lock().pairs.get(peer as usize).is_some_and(is_free)
     }
 
     /// Makes progress, for the session's thread. Whoever sleeps on the device's wake source looks

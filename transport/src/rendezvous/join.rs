@@ -158,7 +158,7 @@ pub fn join_to_some(
 
 /// As [`join_at`], or alone, with devices of so many ranks, and the store is not sealed: others
 /// come later.
-pub(super) fn found(
+pub(crate) fn found(
     world: &World,
     options: &JoinOptions,
     seats: u32,

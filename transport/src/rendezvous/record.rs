@@ -81,16 +81,6 @@ impl RankRecord {
         }
     }
 
-    /// As the record of a rank of the other one's world.
-    pub(super) fn in_world_of(self, other: &Self) -> Self {
-        Self { world_size: other.world_size, ..self }
-    }
-
-    /// As if it were on another host.
-    pub(super) fn elsewhere(&self) -> Self {
-        Self { network: String::new(), ..self.clone() }
-    }
-
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut text = format!("pleach {PROTOCOL_VERSION}\n");
         let mut line = |name: &str, value: &str| {

@@ -43,6 +43,9 @@ use crate::{Nanos, Rank};
 
 const OPEN: &str = "seat/open";
 
+/// In the place of the world's size: the job has as many ranks as it has now.
+const ANY_SIZE: u32 = 0;
+
 /// The file in a rendezvous folder that members hold locked.
 const MEMBERS: &str = "members";
 
@@ -72,7 +75,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    pub(super) fn new(fabric: Fabric, seats: u32, secret: Secret, listens_outside: bool) -> Self {
+    pub(crate) fn new(fabric: Fabric, seats: u32, secret: Secret, listens_outside: bool) -> Self {
         Self { fabric, seats, secret, listens_outside }
     }
 
@@ -233,7 +236,7 @@ fn own_record(world: &World, options: &JoinOptions, path: Option<super::StorePat
     knobs.push(("fabric".to_owned(), options.fabric.to_string()));
     let given = if world.secret.is_some() { "set" } else { "not set" };
     knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
-    RankRecord::own(world.world_size, world.host.as_deref(), None, path, &knobs)
+    RankRecord::own(ANY_SIZE, world.host.as_deref(), None, path, &knobs)
 }
 
 /// Asks for a seat, and waits for it.
@@ -247,8 +250,7 @@ fn request_seat(
 ) -> Result<SeatGrant, JoinError> {
     let unreadable = || JoinError::Unreadable { rank: world.rank };
     let holder = RankRecord::decode(open).map_err(|_| unreadable())?.map_err(|_| unreadable())?;
-    // The job has as many ranks as it has now, however many began it.
-    let own = own_record(world, options, store.path()).in_world_of(&holder);
+    let own = own_record(world, options, store.path());
     let own = RankRecord::decode(&own.encode()).map_err(|_| unreadable())?.map_err(|_| unreadable())?;
     holder.compare(0, &own, world.rank)?;
     let wanted = Writer::default().u32(world.rank).finish();
@@ -316,7 +318,9 @@ fn device(
         return Err(JoinError::Closed { reason, is_over: false });
     }
     let address = if terms.listens_outside {
-        listening_address(&World { rank: 1, ..world.clone() }, &[holder.elsewhere(), own.clone()])?
+        let mut elsewhere = holder.clone();
+        elsewhere.network.clear();
+        listening_address(&World { rank: 1, ..world.clone() }, &[elsewhere, own.clone()])?
     } else {
         None
     };
