@@ -8,7 +8,10 @@ const LEFT: f64 = 70.0;
 const TOP: f64 = 70.0;
 /// Between two panels, and below the last.
 const BELOW: f64 = 56.0;
-const COLOURS: [&str; 6] = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#4d2d00"];
+/// Names of curves in a row.
+const NAMES_A_ROW: usize = 5;
+const COLOURS: [&str; 9] =
+    ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#4d2d00", "#57606a", "#1b7c83", "#cf222e"];
 const STYLE: &str = "\
 .paper{fill:#ffffff}.ink{fill:#1f2328}.soft{fill:#59636e}.rail{stroke:#d1d9e0;fill:none}\
 text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px}\
@@ -16,7 +19,7 @@ text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif
 @media(prefers-color-scheme:dark){.paper{fill:#0d1117}.ink{fill:#e6edf3}.soft{fill:#9198a1}.rail{stroke:#3d444d}}";
 
 /// One quantity of all curves.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Panel {
     /// The quantity, and what it is drawn over.
     pub(crate) caption: String,
@@ -26,6 +29,8 @@ pub(crate) struct Panel {
     pub(crate) last: String,
     /// By curve: points from 0 to 1, to the right and downwards.
     pub(crate) lines: Vec<Vec<(f64, f64)>>,
+    /// By curve: points of the same kind that are drawn as discs.
+    pub(crate) discs: Vec<Vec<(f64, f64)>>,
 }
 
 /// The whole picture, of curves with these names.
@@ -36,8 +41,9 @@ pub(crate) fn picture(title: &str, names: &[&str], panels: &[Panel]) -> String {
     put!(out, "<style>{STYLE}</style><rect class=\"paper\" width=\"100%\" height=\"100%\"/>");
     put!(out, "<text class=\"ink title\" x=\"{LEFT}\" y=\"26\">{}</text>", escaped(title));
     for (number, (name, colour)) in names.iter().zip(COLOURS.iter().cycle()).enumerate() {
-        let x = LEFT + 130.0 * number as f64;
-        put!(out, "<text x=\"{x}\" y=\"48\" fill=\"{colour}\">{}</text>", escaped(name));
+        let (row, place) = (number / NAMES_A_ROW, number % NAMES_A_ROW);
+        let (x, y) = (LEFT + 130.0 * place as f64, 46.0 + 16.0 * row as f64);
+        put!(out, "<text x=\"{x}\" y=\"{y}\" fill=\"{colour}\">{}</text>", escaped(name));
     }
     for (number, panel) in panels.iter().enumerate() {
         panel.draw(&mut out, TOP + number as f64 * (HEIGHT + BELOW));
@@ -48,7 +54,7 @@ pub(crate) fn picture(title: &str, names: &[&str], panels: &[Panel]) -> String {
 
 impl Panel {
     fn draw(&self, out: &mut String, top: f64) {
-        let Self { caption, ends: (upper, lower), last, lines } = self;
+        let Self { caption, ends: (upper, lower), last, lines, discs } = self;
         let bottom = top + HEIGHT;
         put!(out, "<rect class=\"rail\" x=\"{LEFT}\" y=\"{top}\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>");
         put!(out, "<text class=\"soft end\" x=\"{}\" y=\"{}\">{upper}</text>", LEFT - 6.0, top + 10.0);
@@ -63,6 +69,12 @@ impl Panel {
                 "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>",
                 points.join(" ")
             );
+        }
+        for (points, colour) in discs.iter().zip(COLOURS.iter().cycle()) {
+            for (x, y) in points {
+                let (x, y) = (LEFT + x * WIDTH, top + y * HEIGHT);
+                put!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
+            }
         }
     }
 }

@@ -30,6 +30,7 @@ mod probe;
 mod progress;
 mod recovered;
 mod run;
+mod scale;
 mod schedule;
 mod secret;
 mod silent;
@@ -85,6 +86,8 @@ enum Command {
     Secret(secret::Arguments),
     /// Compute the optimal trees for a collective on given links, and show the bound
     Plan(plan::Arguments),
+    /// Predict how a collective scales: time over ranks by each algorithm, on links of one kind
+    Scale(scale::Arguments),
     /// Print the schedule of an algorithm for a collective
     Schedule(schedule::Arguments),
     /// Prove or refute that a schedule carries out its collective
@@ -134,6 +137,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Top(arguments) => top::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Scale(arguments) => scale::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Graph(arguments) => graph::run(&arguments),

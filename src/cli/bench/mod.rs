@@ -32,6 +32,7 @@ pub(super) use sizes::Size;
 use sizes::Sweep;
 
 mod live;
+mod many;
 mod partial;
 mod pattern;
 mod recovery;
@@ -280,6 +281,8 @@ struct OverLinks {
     bound_bytes_per_s: Option<f64>,
     /// The prediction of the cost model, in seconds.
     predicted_s: f64,
+    /// How many ranks were carried out, as plans alone, without data. The others do the same.
+    carried_out: Option<u32>,
 }
 
 /// Runs `pleach bench`.
@@ -289,21 +292,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         Measurable::PartialAllReduce => return partial::run(arguments),
         Measurable::Recovery => return recovery::run(arguments),
     };
-    let wiring = simulated::wiring(arguments)?;
+    let topology = simulated::links(arguments)?;
+    if let Some(topology) = topology.as_ref().filter(|links| simulated::are_many(arguments, links)) {
+        return many::run(arguments, collective, topology);
+    }
+    let wiring = topology.map(|topology| Arc::new(Wiring::new(topology)));
     let joined = wiring.as_ref().map(|wiring| wiring.topology().ranks());
     let ranks = match joined {
         Some(ranks) if arguments.fabric == Some(BenchFabric::Simulated) => ranks,
         _ => rank_count(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS, 0)?,
     };
     let task = task(arguments, collective, ranks, wiring.as_ref())?;
-    let sweep = if matches!(task.collective, Collective::Barrier) {
-        Sweep::empty()
-    } else if arguments.sizes.is_empty() {
-        Sweep::new(arguments.min, arguments.max, arguments.factor, task.data_type)
-            .map_err(CommandError::typed)?
-    } else {
-        Sweep::of(&arguments.sizes, task.data_type).map_err(CommandError::typed)?
-    };
+    let sweep = sweep(arguments, task.collective)?;
     if let Some(wiring) = wiring.as_ref().filter(|_| arguments.fabric == Some(BenchFabric::Simulated)) {
         expect_simulated(arguments)?;
         return simulated::measure_links(arguments, &task, &sweep, wiring);
@@ -333,6 +333,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if world.rank == 0 { verdict(errors) } else { Ok(()) }
 }
 
+/// The sizes that were asked for.
+fn sweep(arguments: &Arguments, collective: Collective) -> Result<Sweep, CommandError> {
+    let Arguments { min, max, factor, sizes, dtype, .. } = arguments;
+    match collective {
+        Collective::Barrier => Ok(Sweep::empty()),
+        _ if sizes.is_empty() => Sweep::new(*min, *max, *factor, *dtype).map_err(CommandError::typed),
+        _ => Sweep::of(sizes, *dtype).map_err(CommandError::typed),
+    }
+}
+
 /// The validated arguments.
 fn task(
     arguments: &Arguments,
@@ -357,12 +367,7 @@ fn task(
             error => format!("no schedule: {name} {collective} of {ranks} ranks; {error}"),
         })
     })?;
-    if collective.reduces() && !op.fits(data_type) {
-        let known = ReduceOp::fitting(data_type);
-        return Err(CommandError::usage(format!(
-            "no such reduction: {op} has no meaning for {data_type}; use one of {known}"
-        )));
-    }
+    expect_meaning(collective, op, data_type)?;
     if collective.reduces() && ranks > pattern::ranks_max(data_type, op) {
         return Err(CommandError::typed(format!(
             "not exact: the {op} of {ranks} ranks cannot be checked in {data_type}; use f32 or another --op"
@@ -385,6 +390,17 @@ fn task(
         reproducible,
         reuse,
     })
+}
+
+/// Refuses a reduction that has no meaning for a type.
+fn expect_meaning(collective: Collective, op: ReduceOp, data_type: DataType) -> Result<(), CommandError> {
+    if collective.reduces() && !op.fits(data_type) {
+        let known = ReduceOp::fitting(data_type);
+        return Err(CommandError::usage(format!(
+            "no such reduction: {op} has no meaning for {data_type}; use one of {known}"
+        )));
+    }
+    Ok(())
 }
 
 /// The collective with the root that was asked for.
@@ -491,11 +507,13 @@ struct Report<'a> {
     as_json: bool,
     note: String,
     topology: Option<&'a str>,
+    /// Whether plans were carried out without data, so that there is nothing to check.
+    is_of_plans: bool,
 }
 
 impl<'a> Report<'a> {
     fn new(task: &'a Task, fabric: &'a str, as_json: bool) -> Self {
-        Self { task, fabric, as_json, note: String::new(), topology: None }
+        Self { task, fabric, as_json, note: String::new(), topology: None, is_of_plans: false }
     }
 
     /// With more said about the fabric.
@@ -506,6 +524,11 @@ impl<'a> Report<'a> {
     /// Over the links of this topology: rows say how near they come to the bound.
     fn over(self, topology: &'a str) -> Self {
         Self { topology: Some(topology), ..self }
+    }
+
+    /// Of plans that were carried out without data.
+    fn of_plans(self) -> Self {
+        Self { is_of_plans: true, ..self }
     }
 
     /// What all rows have in common, and the names of the columns.
@@ -522,7 +545,12 @@ impl<'a> Report<'a> {
             "" => String::new(),
             _ => format!(" {:>9} {:>12}", more[measure_size], more[measure_size + 1]),
         };
-        let (names, units) = (more(0), more(2));
+        let ranks_carried_out = |words: &str| match self.is_of_plans {
+            true => format!(" {words:>12}"),
+            false => String::new(),
+        };
+        let (names, units) =
+            (more(0) + &ranks_carried_out("carried out"), more(2) + &ranks_carried_out("(ranks)"));
         print(&format!(
             "# pleach bench {collective}: fabric {fabric}{note}, {ranks} ranks, host {host}\n\
              #{:>11} {:>11} {:>5} {:>4} {:>20} {:>12} {:>12} {:>9} {:>9} {:>7}{names}\n\
@@ -584,13 +612,19 @@ impl<'a> Report<'a> {
                 row["bound_gb_s"] = bound.map(|bound| rounded(bound / 1e9, 6)).into();
                 row["of_bound"] = of_bound.map(|part| rounded(part, 6)).into();
                 row["predicted_us"] = rounded(over.predicted_s * 1e6, 3).into();
+                if let Some(carried_out) = over.carried_out {
+                    row["carried_out"] = carried_out.into();
+                    row["errors"] = serde_json::Value::Null;
+                }
             }
             return print(&format!("{row}\n"));
         }
         let more = over_links.map_or(String::new(), |over| {
             let part = of_bound.map_or("-".to_owned(), |part| format!("{:.2}", part * 100.0));
-            format!(" {part:>9} {:>12.2}", over.predicted_s * 1e6)
+            let ranks = over.carried_out.map_or(String::new(), |ranks| format!(" {ranks:>12}"));
+            format!(" {part:>9} {:>12.2}{ranks}", over.predicted_s * 1e6)
         });
+        let errors = if self.is_of_plans { "-".to_owned() } else { errors.to_string() };
         print(&format!(
             " {bytes:>11} {count:>11} {:>5} {op:>4} {algorithm:>20} {median:>12.2} {late:>12.2} \
              {algorithm_bandwidth:>9.3} {bus_bandwidth:>9.3} {errors:>7}{more}\n",

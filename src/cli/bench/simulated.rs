@@ -11,7 +11,7 @@ use pleach::packing::{Rate, topology};
 use pleach::schedule::wiring::Wiring;
 use pleach::transport::sim::{Network, Options};
 use pleach::transport::{Nanos, SharedMemory, Slice};
-use pleach::{Collective, Rank};
+use pleach::{Collective, Rank, Topology};
 
 use super::Report;
 use crate::cli::bench::pattern::Pattern;
@@ -69,7 +69,7 @@ impl<'a> Simulation<'a> {
         let ranks = task.ranks;
         if ranks > RANKS_MAX {
             return Err(CommandError::usage(format!(
-                "bad number of ranks: --ranks {ranks}; give 1 to {RANKS_MAX}, more are not simulated"
+                "bad number of ranks: --ranks {ranks}; give 1 to {RANKS_MAX}, or links of more ranks, as --topology star:{ranks}"
             )));
         }
         let network = Network::full_mesh(ranks, LINK_BYTES_PER_S, LINK_LATENCY);
@@ -282,20 +282,18 @@ fn member(cluster: &mut Cluster, rank: Rank) -> Result<&mut Member, CommandError
 /// Most bytes of all ranks' inputs and outputs that are moved.
 const MOVED_BYTES_MAX: u64 = 64 << 20;
 
-/// The largest number of ranks whose links are simulated.
+/// The largest number of ranks with engines over simulated links; of more, plans are carried out
+/// alone.
 const LINKED_RANKS_MAX: u32 = 256;
 
 /// The links that were asked for.
-pub(super) fn wiring(arguments: &Arguments) -> Result<Option<Arc<Wiring>>, CommandError> {
-    let Some(source) = &arguments.topology else { return Ok(None) };
-    let topology = topology::source(source).map_err(CommandError::usage)?;
-    if arguments.fabric == Some(BenchFabric::Simulated) && topology.ranks() > LINKED_RANKS_MAX {
-        return Err(CommandError::usage(format!(
-            "too many ranks: {source} has {}; give a topology of at most {LINKED_RANKS_MAX}, more are not simulated",
-            topology.ranks()
-        )));
-    }
-    Ok(Some(Arc::new(Wiring::new(topology))))
+pub(super) fn links(arguments: &Arguments) -> Result<Option<Topology>, CommandError> {
+    arguments.topology.as_deref().map(|name| topology::source(name).map_err(CommandError::usage)).transpose()
+}
+
+/// Whether so many ranks are simulated over these links that no engines are made for them.
+pub(super) fn are_many(arguments: &Arguments, links: &Topology) -> bool {
+    arguments.fabric == Some(BenchFabric::Simulated) && links.ranks() > LINKED_RANKS_MAX
 }
 
 /// Measures all sizes.
@@ -348,6 +346,7 @@ fn measure_size(task: &Task, bytes: u64, wiring: &Arc<Wiring>) -> Result<Measure
     measured.over_links = Some(OverLinks {
         bound_bytes_per_s: bound(task.collective, wiring),
         predicted_s: row.map_or(0.0, |row| row.seconds),
+        carried_out: None,
     });
     Ok(measured)
 }

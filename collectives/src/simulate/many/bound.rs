@@ -14,11 +14,23 @@ const PACKED_RANKS_MAX: u32 = 1_024;
 /// An upper bound of the rate of a collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
+    bytes_per_s: f64,
+    is_of_packing: bool,
+}
+
+impl Bound {
     /// In bytes of the whole a second: of one rank's vector, or of all blocks together.
-    pub bytes_per_s: f64,
+    #[must_use]
+    pub fn bytes_per_s(&self) -> f64 {
+        self.bytes_per_s
+    }
+
     /// Whether it is the bound of a packing, which often is reached. Else it is that of the cuts
     /// around each rank and each host, which is no lower.
-    pub is_of_packing: bool,
+    #[must_use]
+    pub fn is_of_packing(&self) -> bool {
+        self.is_of_packing
+    }
 }
 
 /// The bound for a collective over these links; none where there is nothing to bound.

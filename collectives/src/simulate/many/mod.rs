@@ -229,15 +229,6 @@ pub fn algorithms(collective: Collective, hosts: &HostMap) -> Vec<Algorithm> {
     all
 }
 
-/// How long a collective took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timed {
-    /// From the first call to the end on the last rank.
-    pub time: Duration,
-    /// Events on links that were carried out.
-    pub events: u64,
-}
-
 /// A proved schedule with its routes over the links of a topology.
 #[derive(Debug)]
 pub struct Prepared<'a> {
@@ -339,7 +330,7 @@ impl<'a> Prepared<'a> {
             for lane in lanes.of_rank(class) {
                 for step in lanes.steps(lane) {
                     if let StepOp::Signal(peer) | StepOp::Put(peer) = step.op() {
-                        peers.insert(lanes.target(lane, peer).rank);
+                        peers.insert(lanes.target(lane, peer).rank());
                     }
                 }
             }
@@ -353,10 +344,10 @@ impl<'a> Prepared<'a> {
                         None => {
                             let found =
                                 search.to(to).ok_or_else(|| RouteFault::Many(self.not_joined(own, to)))?;
-                            if self.folding.folds() && !found.is_only {
+                            if self.folding.folds() && !found.is_only() {
                                 return Err(RouteFault::NotOnly);
                             }
-                            let classes = found.links.iter().map(|&link| self.folding.link_class(link));
+                            let classes = found.links().iter().map(|&link| self.folding.link_class(link));
                             table.add([(classes.collect(), 1)])
                         }
                     };
@@ -420,15 +411,16 @@ impl<'a> Prepared<'a> {
         let cut = Cut::Price { block_bytes: &block_bytes, chunk_bytes: CHUNK_BYTES, chunks };
         let run = Run::new(&lanes, cut, &self.pairs, &self.table, self.links());
         let ended = run.run(&[], u64::MAX).unwrap_or_else(|_| unreachable!("the schedule is proved to end"));
-        Duration::from_nanos(ended.at_ns.max(ended.links_ns))
+        Duration::from_nanos(ended.at_ns().max(ended.links_ns()))
     }
 
-    /// Carries the schedule out for so many bytes a part.
+    /// Carries the schedule out for so many bytes a part: the time from the first call to the end on
+    /// the last rank.
     ///
     /// # Errors
     ///
     /// The plan does not fit the memory of the ranks, or so much happens that it takes too long.
-    pub fn time(&self, part_bytes: usize) -> Result<Timed, ManyError> {
+    pub fn time(&self, part_bytes: usize) -> Result<Duration, ManyError> {
         self.time_within(part_bytes, EVENTS_MAX)
     }
 
@@ -437,7 +429,7 @@ impl<'a> Prepared<'a> {
     /// # Errors
     ///
     /// Those of [`Prepared::time`].
-    pub fn time_within(&self, part_bytes: usize, events_max: u64) -> Result<Timed, ManyError> {
+    pub fn time_within(&self, part_bytes: usize, events_max: u64) -> Result<Duration, ManyError> {
         self.carry_out(part_bytes, &[], events_max)
     }
 
@@ -457,7 +449,7 @@ impl<'a> Prepared<'a> {
         part_bytes: usize,
         delays_ns: &[u64],
         events_max: u64,
-    ) -> Result<Timed, ManyError> {
+    ) -> Result<Duration, ManyError> {
         let ranks = self.topology.ranks();
         assert!(
             !self.folding.folds() && delays_ns.len() == ranks as usize,
@@ -483,7 +475,12 @@ impl<'a> Prepared<'a> {
         Ok(self)
     }
 
-    fn carry_out(&self, part_bytes: usize, delays_ns: &[u64], events_max: u64) -> Result<Timed, ManyError> {
+    fn carry_out(
+        &self,
+        part_bytes: usize,
+        delays_ns: &[u64],
+        events_max: u64,
+    ) -> Result<Duration, ManyError> {
         let name = self.algorithm.to_string();
         let program = match &self.algorithm {
             Algorithm::Packed(Some(trees)) => Program::paced(&self.proof, 0, &name, *trees.pacing()),
@@ -505,7 +502,7 @@ impl<'a> Prepared<'a> {
         let run = Run::new(&lanes, cut, &self.pairs, &self.table, self.links());
         let (algorithm, ranks) = (self.algorithm.clone(), self.topology.ranks());
         match run.run(delays_ns, events_max) {
-            Ok(ended) => Ok(Timed { time: Duration::from_nanos(ended.at_ns), events: ended.events }),
+            Ok(ended) => Ok(Duration::from_nanos(ended.at_ns())),
             Err(Unended::TooMuch) => Err(self.too_much(events_max, "events on links")),
             Err(Unended::Stuck) => Err(ManyError::Stuck { algorithm, ranks }),
         }

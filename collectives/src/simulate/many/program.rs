@@ -40,12 +40,26 @@ pub(crate) struct Peer {
 /// A target that is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
+    rank: Rank,
+    lane: LaneId,
+    wait: u32,
+}
+
+impl Target {
     /// The rank that gets the signal, before folding.
-    pub(crate) rank: Rank,
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
     /// The lane that waits, after folding.
-    pub(crate) lane: LaneId,
-    /// Its step.
-    pub(crate) wait: u32,
+    pub(crate) fn lane(&self) -> LaneId {
+        self.lane
+    }
+
+    /// The step of that lane.
+    pub(crate) fn wait(&self) -> u32 {
+        self.wait
+    }
 }
 
 /// A step of a program.

@@ -43,11 +43,21 @@ impl<'a> Entering<'a> {
 /// A route that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FoundRoute {
+    links: Vec<u32>,
+    is_only: bool,
+}
+
+impl FoundRoute {
     /// Places of its links in the topology, in order.
-    pub(crate) links: Vec<u32>,
+    pub(crate) fn links(&self) -> &[u32] {
+        &self.links
+    }
+
     /// Whether no other route is as good, so that a symmetry of the links takes it to the route
     /// between the images of its ends.
-    pub(crate) is_only: bool,
+    pub(crate) fn is_only(&self) -> bool {
+        self.is_only
+    }
 }
 
 /// The best paths from a rank to all switches.

@@ -108,12 +108,20 @@ pub(crate) enum Unended {
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
+    at_ns: u64,
+    links_ns: u64,
+}
+
+impl Ended {
     /// When the last rank had ended, in nanoseconds from the first call on.
-    pub(crate) at_ns: u64,
+    pub(crate) fn at_ns(&self) -> u64 {
+        self.at_ns
+    }
+
     /// When the last of the links has carried its load without a gap: see [`Links::busiest_ns`].
-    pub(crate) links_ns: u64,
-    /// How much has happened on links.
-    pub(crate) events: u64,
+    pub(crate) fn links_ns(&self) -> u64 {
+        self.links_ns
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -247,7 +255,7 @@ impl<'a> Run<'a> {
             let (bytes, class) = (self.cut.bytes(self.lanes.block(lane), 0).0, self.lanes.class(lane));
             for step in self.lanes.steps(lane) {
                 if let StepOp::Put(peer) = step.op() {
-                    let to = self.lanes.target(lane, peer).rank;
+                    let to = self.lanes.target(lane, peer).rank();
                     self.queues.entry((class, to)).or_default().bytes_max += bytes;
                 }
             }
@@ -275,8 +283,7 @@ impl<'a> Run<'a> {
                 self.ranks[class as usize].is_due = false;
             }
             if self.unfinished == 0 && starts.is_empty() {
-                let (links_ns, events) = (self.links.busiest_ns(), self.links.steps());
-                return Ok(Ended { at_ns: self.now_ns, links_ns, events });
+                return Ok(Ended { at_ns: self.now_ns, links_ns: self.links.busiest_ns() });
             }
             let start = starts.peek().map(|Reverse((at, _))| *at);
             let Some(next) = self.links.next_ns().into_iter().chain(start).min() else {
@@ -459,7 +466,7 @@ impl<'a> Run<'a> {
         }
         let sent = Sent { completes: true, bytes, ..sent };
         if self.cut.is_paced() {
-            let queue = self.queues.entry((self.lanes.class(lane), target.rank)).or_default();
+            let queue = self.queues.entry((self.lanes.class(lane), target.rank())).or_default();
             if !queue.has_room(bytes) {
                 queue.pending.push(Reverse((chunk, lane, step)));
                 return false;
@@ -597,6 +604,6 @@ impl<'a> Run<'a> {
 
 impl Sent {
     fn to(target: Target) -> Self {
-        Self { to: target.rank, waiting: target.lane, wait: target.wait, ..Self::default() }
+        Self { to: target.rank(), waiting: target.lane(), wait: target.wait(), ..Self::default() }
     }
 }
