@@ -92,7 +92,9 @@ pub mod topology {
 
 /// The parts of a [`Report`].
 pub mod report {
-    pub use pleach_collectives::observe::{Distribution, Metric, MetricKind, PeerReport, ShapeReport};
+    pub use pleach_collectives::observe::{
+        Distribution, HistogramMetric, Metric, MetricKind, PeerReport, ShapeReport,
+    };
 }
 
 /// Where ranks meet when a program starts them in a way of its own.

@@ -156,7 +156,7 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
                     ["communication_share", "wait_share"].map(|name| number(line, name));
                 assert!((0.0..=1.0).contains(&communicating) && (0.0..=1.0).contains(&waiting), "{line}");
             }
-            let every = match *scheme {
+            let every: u64 = match *scheme {
                 "sync" | "gossip" => 1,
                 "local-sgd" => 8,
                 "diloco" => 50,
@@ -165,6 +165,13 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
             let bytes = bytes_of_rank_0(scheme, 4, 675) as f64 / 675.0;
             assert!((number(lines[0], "bytes_per_step") - bytes).abs() <= 0.1, "{}", lines[0]);
             assert_eq!(field(lines[0], "staleness_max"), (every - 1).to_string());
+            let bins =
+                &serde_json::from_str::<serde_json::Value>(lines[0]).expect("is JSON")["staleness_histogram"];
+            let steps = |bin: usize| bins[bin][1].as_u64().expect("a number");
+            // Each exchange is followed by a step that is not stale; some come a step later.
+            assert_eq!((bins[1][0].as_u64(), bins[9][0].as_u64()), (Some(1), None), "{bins}");
+            assert_eq!((0..10).map(steps).sum::<u64>(), 675, "{bins}");
+            assert!(steps(0).abs_diff(675 / every) <= 1 && (every > 1) == (steps(1) > 0), "{bins}");
             let last = lines[4];
             assert_eq!((field(last, "scheme"), field(last, "ranks")), (&*format!("\"{scheme}\""), "4"));
             // Their runs differ, and the worst ones were one and two images above 0.95.

@@ -76,7 +76,7 @@ pub use group::{
     WindowError,
 };
 #[cfg(not(loom))]
-pub use observe::{Metric, MetricKind, Observe, Report};
+pub use observe::{HistogramMetric, Metric, MetricKind, Observe, Report};
 #[cfg(not(loom))]
 pub use pleach_schedule::{GridLine, RankSpace, SpaceError};
 #[cfg(not(loom))]

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pleach_collectives::Buffer;
 use pleach_training::checkpoint::{CheckpointError, RankState};
+use pleach_training::interpreter::Staleness;
 use pleach_training::{Layout, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -206,6 +207,9 @@ fn report_of<'py>(py: Python<'py>, scheme: &RustScheme, progress: &Progress) -> 
     report.set_item("bytes", progress.bytes)?;
     report.set_item("staleness_mean", progress.staleness.mean())?;
     report.set_item("staleness_max", progress.staleness.most())?;
+    let bounds = Staleness::BOUNDS.into_iter().map(Some).chain([None]);
+    let bins: Vec<(Option<u64>, u64)> = bounds.zip(progress.staleness.histogram()).collect();
+    report.set_item("staleness_histogram", bins)?;
     report.set_item("agreements", progress.agreements)?;
     report.set_item("spread", progress.spread)?;
     Ok(report)
@@ -381,8 +385,9 @@ impl Trainer {
     }
 
     /// How far this rank has come: a dictionary with scheme, guarantee, steps, time_s, waiting_s,
-    /// communicating_s, bytes, staleness_mean, staleness_max, agreements and spread (the distance
-    /// of this rank's parameters from the mean of all ranks as a share of its length, when
+    /// communicating_s, bytes, staleness_mean, staleness_max, staleness_histogram (of bins, the most
+    /// of each, None of the last, and its steps), agreements and spread (the distance of this rank's
+    /// parameters from the mean of all ranks as a share of its length, when
     /// ``averaged`` was called last, or before the last exchange of a checked training; else None);
     /// after the end also guarantee_held and parameters_equal.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -183,9 +183,26 @@ pub struct Staleness {
     sum: u64,
     steps: u64,
     most: u64,
+    histogram: [u64; Staleness::BOUNDS.len() + 1],
 }
 
 impl Staleness {
+    /// The most of each bin of the histogram; the last bin has no bound.
+    pub const BOUNDS: [u64; 9] = [0, 1, 2, 4, 8, 16, 32, 64, 128];
+
+    /// How many steps were as stale as each bin says: more than the bound before and at most its
+    /// own ([`Staleness::BOUNDS`]).
+    #[must_use]
+    pub fn histogram(&self) -> [u64; Self::BOUNDS.len() + 1] {
+        self.histogram
+    }
+
+    /// The sum over all steps.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+
     /// The mean over all steps.
     #[must_use]
     pub fn mean(&self) -> f64 {
@@ -208,6 +225,7 @@ impl Staleness {
         self.sum = self.sum.saturating_add(self.next);
         self.steps += 1;
         self.most = self.most.max(self.next);
+        self.histogram[Self::BOUNDS.partition_point(|bound| *bound < self.next)] += 1;
         self.next += 1;
     }
 }
@@ -366,8 +384,9 @@ impl Interpreter {
         state.field(places);
         state.bits(digest);
         state.field(is_broken);
-        let Staleness { next, sum, steps, most } = &mut self.staleness;
+        let Staleness { next, sum, steps, most, histogram } = &mut self.staleness;
         [next, sum, steps, most].into_iter().for_each(|number| state.field(number));
+        state.field(&mut histogram[..]);
         let mut has_table = self.table.is_some();
         state.field(&mut has_table);
         if has_table && self.table.is_none() {
@@ -835,6 +854,20 @@ fn apply(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_step_is_in_the_bin_of_its_staleness() {
+        let mut staleness = Staleness::default();
+        // An exchange after 3 steps, and then none in 140.
+        for steps in [3, 140] {
+            (0..steps).for_each(|_| staleness.computed());
+            staleness.next = 0;
+        }
+        // 0 and 1 come twice, and so do 2; then 3 and 4, 5 to 8, and so on to 139.
+        assert_eq!(staleness.histogram(), [2, 2, 2, 2, 4, 8, 16, 32, 64, 11]);
+        assert_eq!(staleness.histogram().iter().sum::<u64>(), 143);
+        assert_eq!((staleness.most(), staleness.sum()), (139, 3 + 139 * 70));
+    }
 
     #[test]
     fn a_digest_changes_with_each_bit_with_the_order_and_with_the_length() {

@@ -8,7 +8,7 @@ use pleach_vocabulary::Rank;
 
 use super::{Group, GroupError, Options};
 use crate::engine::StatusBoard;
-use crate::observe::{Metric, MetricKind, Observations, Observe, Recorder, Report, Trace};
+use crate::observe::{HistogramMetric, Metric, MetricKind, Observations, Observe, Recorder, Report, Trace};
 
 /// What a driver keeps of it.
 pub(super) struct Observed {
@@ -100,5 +100,18 @@ impl Group {
     #[must_use]
     pub fn metric(&self, name: &'static str, kind: MetricKind, help: &'static str) -> Metric {
         self.shared.driver.observations().program().metric(name, kind, help)
+    }
+
+    /// A histogram of the program that is served as [`Group::metric`] says, once a bin was set. A
+    /// bin holds what is more than the bound before and at most its own; one more bin holds the
+    /// rest. `bounds` grow, and are the same in each call with a name.
+    #[must_use]
+    pub fn histogram_metric(
+        &self,
+        name: &'static str,
+        bounds: &'static [u64],
+        help: &'static str,
+    ) -> HistogramMetric {
+        self.shared.driver.observations().program().histogram(name, bounds, help)
     }
 }

@@ -41,7 +41,7 @@ use pleach_transport::mutex::lock;
 use pleach_vocabulary::digest::Hasher64;
 
 pub(crate) use metric::ProgramMetrics;
-pub use metric::{Metric, MetricKind};
+pub use metric::{HistogramMetric, Metric, MetricKind};
 pub(crate) use recorder::Recorder;
 pub use report::{PeerReport, Report, ShapeReport};
 pub use rounds::PartialReport;

@@ -398,7 +398,8 @@ class Scheme:
     def report(self) -> dict[str, Any]:
         """Returns how the training went on this rank, so far or at the end: "scheme", "guarantee", "steps",
         "time_s", "waiting_s" (with nothing to compute), "communicating_s", "bytes" (averaged, read and written),
-        "staleness_mean" and "staleness_max" (steps since the last exchange), "agreements", "spread" (the distance
+        "staleness_mean" and "staleness_max" (steps since the last exchange), "staleness_histogram" (of bins, the
+        most of each, None of the last, and its steps), "agreements", "spread" (the distance
         of this rank's parameters from the mean of all ranks as a share of its length, when :meth:`averaged` or
         :meth:`sync` was called last, else None); after the block also "guarantee_held" and "parameters_equal"."""
         if self._report is not None:

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pleach::transport::clock;
 use pleach::{CollectiveError, Group};
+use pleach_training::interpreter::Staleness;
 use pleach_training::{Learner as _, Scheme, Sgd, TrainError, Trained, Trainer};
 use serde_json::json;
 
@@ -26,6 +27,7 @@ struct RankRow {
     communication_share: f64,
     wait_share: f64,
     staleness_max: u64,
+    staleness: [u64; Staleness::BOUNDS.len() + 1],
     bytes_per_step: f64,
     /// None where it was not measured.
     spread: Option<f64>,
@@ -150,7 +152,7 @@ impl RankRow {
         let progress = &trained.progress;
         let seconds = progress.time.as_secs_f64();
         let steps = progress.steps as f64;
-        let own = [
+        let mut own = vec![
             steps / seconds,
             progress.communicating.as_secs_f64() / seconds,
             progress.waiting.as_secs_f64() / seconds,
@@ -158,18 +160,27 @@ impl RankRow {
             progress.bytes as f64 / steps.max(1.0),
             progress.spread.unwrap_or(f64::NAN),
         ];
+        let numbers = own.len();
+        own.extend(progress.staleness.histogram().map(|steps| steps as f64));
         let mut all = vec![0.0; own.len() * group.world_size() as usize];
-        group.all_gather(&own, &mut all)?;
+        group.all_gather(&own[..], &mut all)?;
         let row = |row: &[f64]| Self {
             steps_per_s: row[0],
             communication_share: row[1],
             wait_share: row[2],
             staleness_max: row[3] as u64,
+            staleness: std::array::from_fn(|bin| row[numbers + bin] as u64),
             bytes_per_step: row[4],
             spread: (!row[5].is_nan()).then_some(row[5]),
         };
         Ok(all.chunks_exact(own.len()).map(row).collect())
     }
+}
+
+/// A histogram of staleness in JSON: of each bin its most, null of the last, and its steps.
+pub(crate) fn bins(histogram: &[u64]) -> serde_json::Value {
+    let bounds = Staleness::BOUNDS.iter().map(Some).chain([None]);
+    bounds.zip(histogram).map(|(most, steps)| json!([most, steps])).collect()
 }
 
 /// What is told of a training.
@@ -195,6 +206,7 @@ impl Report<'_> {
                     "communication_share": rounded(row.communication_share, 4),
                     "wait_share": rounded(row.wait_share, 4),
                     "staleness_max": row.staleness_max,
+                    "staleness_histogram": bins(&row.staleness),
                     "bytes_per_step": rounded(row.bytes_per_step, 1),
                     "spread": row.spread.map(|spread| rounded(spread, 6)),
                 });

@@ -19,6 +19,7 @@ use serde_json::json;
 use super::Arguments;
 use super::curves::{self, Curve};
 use super::learner::DigitReader;
+use super::scheme::bins;
 use super::until::Until;
 use crate::cli::CommandError;
 use crate::cli::digits::DataSet;
@@ -331,6 +332,7 @@ impl Run {
             "wait_share": rounded(simulated.wait_share, 6),
             "staleness_mean": rounded(simulated.staleness_mean, 4),
             "staleness_max": simulated.staleness_max,
+            "staleness_histogram": bins(&simulated.staleness_histogram),
             "bytes_per_rank": simulated.bytes_per_rank,
             "hash": format!("{:016x}", simulated.hash),
         });

@@ -33,7 +33,7 @@ use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::{CheckpointError, RankState};
 use crate::compression::{Compression, Parts};
-use crate::interpreter::{Plan, Request, digest};
+use crate::interpreter::{Plan, Request, Staleness, digest};
 use crate::layout::Bucket;
 use crate::learner::Learner;
 use crate::ledger::PolicyError;
@@ -186,6 +186,9 @@ pub struct Simulated {
     pub staleness_mean: f64,
     /// The largest staleness.
     pub staleness_max: u64,
+    /// How many steps of all ranks were as stale as each bin says
+    /// ([`Staleness::histogram`](crate::interpreter::Staleness::histogram)).
+    pub staleness_histogram: [u64; Staleness::BOUNDS.len() + 1],
     /// Bytes of the vectors that a rank gave to be averaged, read and wrote.
     pub bytes_per_rank: u64,
     /// Whether ranks were the same wherever the scheme says so, and conserved what it conserves; of
@@ -953,6 +956,13 @@ impl<'a, L: Learner> Simulation<'a, L> {
             wait_share: self.wait_share(),
             staleness_mean: self.staleness_mean(),
             staleness_max: self.ranks.iter().map(|rank| rank.staleness().most()).max().unwrap_or(0),
+            staleness_histogram: self.ranks.iter().fold(
+                [0; Staleness::BOUNDS.len() + 1],
+                |mut sums, rank| {
+                    sums.iter_mut().zip(rank.staleness().histogram()).for_each(|(sum, steps)| *sum += steps);
+                    sums
+                },
+            ),
             bytes_per_rank: self.ranks[0].bytes(),
             guarantee_held: self.ranks.iter().all(|rank| !rank.agreement().is_broken)
                 && (!has_ended || self.ranks.iter().all(|rank| rank.agreement() == agreement)),

@@ -1,8 +1,9 @@
 //! The progress of a training among the metrics of its group.
 
-use pleach_collectives::{Group, Metric, MetricKind};
+use pleach_collectives::{Group, HistogramMetric, Metric, MetricKind};
 
 use super::Progress;
+use crate::interpreter::Staleness;
 
 /// The numbers of the newest training of a group.
 pub(crate) struct TrainingMetrics {
@@ -13,6 +14,7 @@ pub(crate) struct TrainingMetrics {
     bytes: Metric,
     staleness: Metric,
     staleness_max: Metric,
+    staleness_histogram: HistogramMetric,
     spread: Metric,
 }
 
@@ -34,6 +36,11 @@ impl TrainingMetrics {
                 "Steps since the last exchange, where gradients were computed: the mean over all steps.",
             ),
             staleness_max: gauge("training_staleness_max", "The most steps since the last exchange."),
+            staleness_histogram: group.histogram_metric(
+                "training_staleness",
+                &Staleness::BOUNDS,
+                "Steps since the last exchange, where gradients were computed: of how many steps each.",
+            ),
             spread: gauge(
                 "training_spread",
                 "Distance of this rank's parameters from the mean of all ranks, as a share of the mean's length.",
@@ -49,6 +56,7 @@ impl TrainingMetrics {
         self.bytes.set(progress.bytes as f64);
         self.staleness.set(progress.staleness.mean());
         self.staleness_max.set(progress.staleness.most() as f64);
+        self.staleness_histogram.set(&progress.staleness.histogram(), progress.staleness.sum());
         if let Some(spread) = progress.spread {
             self.spread.set(spread);
         }
