@@ -36,7 +36,7 @@ pub use hybrid::{Hybrid, HybridError};
 pub use layout::{Bucket, Layout};
 pub use learner::{Learner, Sgd};
 pub use ledger::PolicyError;
-pub use perceptron::{Perceptron, Reading, Sample};
+pub use perceptron::{Passes, Perceptron, Reading, Sample};
 pub use policy::Policy;
 pub use rows::Rows;
 pub use scheme::{
