@@ -24,6 +24,9 @@
 //! and 8·(G−1)/G for each parameter of the shard. The paper counts neither classes nor outputs.
 //! [`Hybrid::bytes_per_step`] is this sum over all ranks.
 //!
+//! **Checkpoints** ([`Hybrid::save`]) are of all ranks, each with its shard. A training in other
+//! groups, or on another number of ranks, takes the network of the shards alone.
+//!
 //! ```
 //! use pleach_collectives::{Group, Options};
 //! use pleach_training::{Hybrid, Perceptron, Sgd, Trainer};
@@ -45,13 +48,17 @@
 //! ```
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use pleach_collectives::{CollectiveError, Group, Rank, RankSpace, ReduceOp, SplitError};
 
+use crate::checkpoint::{Checkpoint, CheckpointError, RankState, vector};
 use crate::interpreter::digest;
 use crate::layout::Layout;
 use crate::parallelize::{Layer, Machine, Network, PlanError, Planner, Shape, Split};
 use crate::perceptron::{Perceptron, Sample, add_scaled, cross_entropy, softmax};
+use crate::scheme::Scheme;
+use crate::trainer::{Kept, TrainError, Trainer};
 
 /// The machine for whose rates groups are chosen. What a step takes on another machine differs, and
 /// which number of groups sends the fewest bytes does not.
@@ -179,6 +186,32 @@ impl Shards {
         self.each_run(member, |whole, own| parameters[whole].copy_from_slice(&shard[own]));
     }
 
+    /// Bytes of each call inside of a group in a step, of all members together: the images and
+    /// their classes, then forward what each layer computes, and backward what is asked of the
+    /// hidden ones. `batch`: images of a rank.
+    #[must_use]
+    pub fn calls(&self, batch: usize) -> Vec<u64> {
+        let (members, mut calls) = (self.members as u64, Vec::new());
+        let images = members * batch as u64;
+        if let Some(first) = self.layers.first() {
+            calls.push(BYTES * images * (first.inputs as u64 + 1));
+        }
+        for (number, layer) in self.layers.iter().enumerate() {
+            let bytes = BYTES * members * images * layer.block as u64;
+            let is_last = number + 1 == self.layers.len();
+            calls.extend(std::iter::repeat_n(bytes, if is_last { 1 } else { 2 }));
+        }
+        calls
+    }
+
+    /// Bytes of the blocks that a rank sends in a step inside of its group.
+    #[must_use]
+    pub fn activation_bytes(&self, batch: usize) -> u64 {
+        let members = self.members as u64;
+        // A member has an m-th of each call, and sends it to each of the others.
+        self.calls(batch).into_iter().map(|bytes| bytes / members * (members - 1)).sum()
+    }
+
     /// Calls with each run of elements of a member: where it is in the network, and in the shard.
     fn each_run(&self, member: usize, mut call: impl FnMut(Range<usize>, Range<usize>)) {
         for layer in &self.layers {
@@ -222,6 +255,30 @@ pub fn groups_of_least_time(network: &Perceptron, images: u32, ranks: u32) -> Re
     Ok(best.1)
 }
 
+/// The number of groups of so many ranks, which is a divisor of theirs; `None`: that of the least
+/// time, as [`groups_of_least_time`] says.
+///
+/// # Errors
+///
+/// [`HybridError::Groups`], [`HybridError::Plan`].
+pub fn groups_of(
+    network: &Perceptron,
+    groups: Option<u32>,
+    images: u32,
+    ranks: u32,
+) -> Result<u32, HybridError> {
+    let groups = match groups {
+        Some(groups) => groups,
+        None => groups_of_least_time(network, images, ranks)?,
+    };
+    if groups == 0 || !ranks.is_multiple_of(groups) {
+        let divisors = (1..=ranks).filter(|divisor| ranks.is_multiple_of(*divisor));
+        let nearest = divisors.min_by_key(|divisor| divisor.abs_diff(groups)).unwrap_or(1);
+        return Err(HybridError::Groups { groups, ranks, nearest });
+    }
+    Ok(groups)
+}
+
 /// One rank of a hybrid training; see the module.
 pub struct Hybrid {
     all: Group,
@@ -229,6 +286,7 @@ pub struct Hybrid {
     within: Group,
     /// The ranks with the same shard.
     across: Group,
+    network: Perceptron,
     shards: Shards,
     /// Images of a rank in a step.
     batch: usize,
@@ -262,21 +320,14 @@ impl Hybrid {
         images: u32,
     ) -> Result<Self, HybridError> {
         let ranks = group.world_size();
-        let groups = match groups {
-            Some(groups) => groups,
-            None => groups_of_least_time(network, images, ranks)?,
-        };
-        if groups == 0 || !ranks.is_multiple_of(groups) {
-            let divisors = (1..=ranks).filter(|divisor| ranks.is_multiple_of(*divisor));
-            let nearest = divisors.min_by_key(|divisor| divisor.abs_diff(groups)).unwrap_or(1);
-            return Err(HybridError::Groups { groups, ranks, nearest });
-        }
+        let groups = groups_of(network, groups, images, ranks)?;
         let members = ranks / groups;
         let shards = Shards::new(network, members);
         let grid = RankSpace::new(&[groups, members], ranks).map_err(SplitError::from)?;
         let (within, across) = (group.line(&grid, 1)?, group.line(&grid, 0)?);
         let batch = images as usize;
-        Ok(Self { all: group.clone(), within, across, shards, batch, passes: Passes::default() })
+        let (all, network, passes) = (group.clone(), network.clone(), Passes::default());
+        Ok(Self { all, within, across, network, shards, batch, passes })
     }
 
     /// The ranks with this rank's shard, one of each group: those that average its gradients.
@@ -308,26 +359,14 @@ impl Hybrid {
     #[must_use]
     pub fn bytes_per_step(&self) -> [u64; 2] {
         let (members, groups) = (self.shards.members as u64, u64::from(self.across.world_size()));
-        let (ranks, images) = (members * groups, members * self.batch as u64);
-        let own_elements = |elements: u64| BYTES * elements * (members - 1);
-        let mut activations = 0;
-        for (number, layer) in self.shards.layers.iter().enumerate() {
-            let block = images * layer.block as u64;
-            let is_last = number + 1 == self.shards.layers.len();
-            if number == 0 {
-                activations += own_elements(self.batch as u64 * (layer.inputs as u64 + 1));
-            }
-            activations += own_elements(if is_last { block } else { 2 * block });
-        }
         let shard = self.layout().parameters() as u64;
-        [ranks * activations, members * 2 * BYTES * shard * (groups - 1)]
+        [members * groups * self.activation_bytes(), members * 2 * BYTES * shard * (groups - 1)]
     }
 
     /// Bytes of the blocks that this rank sends in a step inside of its group.
     #[must_use]
     pub fn activation_bytes(&self) -> u64 {
-        let ranks = self.shards.members as u64 * u64::from(self.across.world_size());
-        self.bytes_per_step()[0] / ranks
+        self.shards.activation_bytes(self.batch)
     }
 
     /// Stores the gradient of the mean loss over the images of this rank's group, at its shard.
@@ -386,6 +425,68 @@ impl Hybrid {
         let mut extremes = [own, !own];
         self.all.all_reduce(&mut extremes[..], ReduceOp::Max)?;
         Ok((whole, extremes[0] == !extremes[1]))
+    }
+}
+
+/// Checkpoints of all ranks. Each call is made by all of them, with a trainer of
+/// [`Hybrid::across`].
+impl Hybrid {
+    /// As [`Trainer::save`], of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Trainer::save`].
+    pub fn save(
+        &self,
+        trainer: &mut Trainer,
+        folder: &Path,
+        own: &[(&str, &[f32])],
+    ) -> Result<PathBuf, TrainError> {
+        trainer.save_as(&self.kept(), folder, own)
+    }
+
+    /// As [`Trainer::restore`], of all ranks: from a checkpoint of as many, in as many groups.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Trainer::restore`].
+    pub fn restore(&self, trainer: &mut Trainer, folder: &Path) -> Result<RankState, TrainError> {
+        trainer.restore_as(&self.kept(), folder)
+    }
+
+    /// Begins at step 0 with the network of the newest checkpoint of a folder: one of any groups,
+    /// or the mean of the ranks of another scheme.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`].
+    pub fn restore_parameters(&self, trainer: &mut Trainer, folder: &Path) -> Result<Checkpoint, TrainError> {
+        let read = |checkpoint: &Checkpoint| {
+            checkpoint.expect(None, &self.network.lengths())?;
+            Ok(self.shard(&self.network_of(checkpoint)?))
+        };
+        trainer.restore_parameters_as(&self.kept(), folder, &read)
+    }
+
+    fn kept(&self) -> Kept {
+        let scheme = Scheme::Hybrid { groups: Some(self.across.world_size()) }.to_string();
+        Kept { group: self.all.clone(), scheme, layers: self.network.lengths() }
+    }
+
+    /// The parameters of the network that a checkpoint is of.
+    fn network_of(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>, CheckpointError> {
+        let Ok(Scheme::Hybrid { groups }) = checkpoint.manifest().scheme.parse() else {
+            return checkpoint.mean_parameters();
+        };
+        // The first group has all shards.
+        let members = checkpoint.ranks() / groups.unwrap_or(1).clamp(1, checkpoint.ranks());
+        let shards = Shards::new(&self.network, members);
+        let (length, mut whole) = (shards.layout().parameters(), vec![0.0; self.network.parameters()]);
+        for member in 0..members {
+            let saved = checkpoint.rank(member)?;
+            shards.store(member as usize, vector(&saved, "parameters", length)?, &mut whole);
+        }
+        Ok(whole)
     }
 }
 

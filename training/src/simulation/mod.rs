@@ -14,6 +14,7 @@
 //! earlier instants, and events of one instant in the order in which they were made.
 
 mod computing;
+pub mod hybrid;
 mod network;
 mod passes;
 mod rank;
@@ -279,6 +280,8 @@ pub struct Simulation<'a, L> {
     settings: Settings,
     /// In place of drawn ones.
     recorded: Option<Arc<RecordedTimes>>,
+    /// What a gradient takes longer.
+    exchanges: Duration,
     ranks: Vec<SimulatedRank>,
     now: Nanos,
     /// By time and number.
@@ -330,6 +333,13 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Self { recorded: Some(recorded), ..self }
     }
 
+    /// The same ranks, each gradient of which takes so much longer, for exchanges that are a part
+    /// of it. That counts as computing.
+    #[must_use]
+    pub fn with_exchanges(self, exchanges: Duration) -> Self {
+        Self { exchanges, ..self }
+    }
+
     /// Ranks that train by these policies.
     ///
     /// # Errors
@@ -365,6 +375,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             learner,
             settings: *settings,
             recorded: None,
+            exchanges: Duration::ZERO,
             ranks,
             now: Nanos::ZERO,
             happenings: BinaryHeap::new(),
@@ -743,7 +754,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn begin_computing(&mut self, rank: Rank, step: u64) {
         let Settings { computing, seed, .. } = self.settings;
         let recorded = self.recorded.as_ref().map(|times| times.time(seed, rank, step));
-        let time = recorded.unwrap_or_else(|| computing.time(seed, rank, step));
+        let time = recorded.unwrap_or_else(|| computing.time(seed, rank, step)) + self.exchanges;
         let now = self.now;
         match self.ranks[rank as usize].begin_computing(step, now, time) {
             Some(bucket) => self.happen(now, Happening::Needs { rank, bucket }),

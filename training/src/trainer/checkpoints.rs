@@ -1,10 +1,15 @@
 //! Checkpoints of a trainer: all ranks come to rest, and each writes its state.
 //!
+//! A checkpoint is of the ranks that write it together ([`Kept`]): those of the trainer, or of more
+//! trainers that are one training.
+//!
 //! **Invariants:** either all ranks have the checkpoint or none: they tell each other what failed,
 //! and rank 0 gives it its name when all files are on the disk. A training whose checkpoint failed
 //! goes on.
 
 use std::path::{Path, PathBuf};
+
+use pleach_collectives::Group;
 
 use super::{CHECKPOINT, TrainError, Trainer};
 use crate::checkpoint::{Checkpoint, CheckpointError, Manifest, RankFile, RankState, Writing};
@@ -21,7 +26,21 @@ const DIGITS: usize = 64;
 /// What is refused in a session.
 const CHECKPOINTS: &str = "checkpoints";
 
+/// What a checkpoint is of.
+pub(crate) struct Kept {
+    /// The ranks that write it.
+    pub(crate) group: Group,
+    /// The text of the scheme.
+    pub(crate) scheme: String,
+    pub(crate) layers: Vec<usize>,
+}
+
 impl Trainer {
+    fn kept(&self) -> Kept {
+        let layers = self.layout.layers().to_vec();
+        Kept { group: self.group.clone(), scheme: self.scheme.to_string(), layers }
+    }
+
     /// The step that comes next, from 0; after the last one their number.
     #[must_use]
     pub fn next_step(&self) -> u64 {
@@ -40,8 +59,17 @@ impl Trainer {
     /// [`CheckpointError`]: then no rank has the checkpoint, and the training may go on. Others end
     /// the training; see [`TrainError`].
     pub fn save(&mut self, folder: &Path, own: &[(&str, &[f32])]) -> Result<PathBuf, TrainError> {
+        self.save_as(&self.kept(), folder, own)
+    }
+
+    pub(crate) fn save_as(
+        &mut self,
+        kept: &Kept,
+        folder: &Path,
+        own: &[(&str, &[f32])],
+    ) -> Result<PathBuf, TrainError> {
         let step = self.pause()?;
-        let saved = self.write(folder, step, own);
+        let saved = kept.write(folder, step, self.state(own));
         if let Err(error) = &saved
             && !matches!(error, TrainError::Checkpoint(_))
         {
@@ -62,8 +90,7 @@ impl Trainer {
     /// [`CheckpointError`]; others end the training, see [`TrainError`].
     pub fn rank_state(&mut self, own: &[(&str, &[f32])]) -> Result<RankState, TrainError> {
         self.pause()?;
-        let state = self.state(own);
-        let state = self.shared(state);
+        let state = self.kept().shared(self.state(own));
         self.drive(Event::Resume, &mut |_, _| {})?;
         state
     }
@@ -89,7 +116,7 @@ impl Trainer {
             }
             restored => restored,
         };
-        self.shared(restored)?;
+        self.kept().shared(restored)?;
         self.begins_with = Event::Resume;
         self.compared.push(("the step of the state", step));
         Ok(())
@@ -119,21 +146,30 @@ impl Trainer {
     /// [`CheckpointError::World`], which [`Trainer::restore_parameters`] may follow.
     pub fn restore(&mut self, folder: &Path) -> Result<RankState, TrainError> {
         self.expect_group(CHECKPOINTS)?;
-        let restored = self.try_restore(folder);
+        self.restore_as(&self.kept(), folder)
+    }
+
+    pub(crate) fn restore_as(&mut self, kept: &Kept, folder: &Path) -> Result<RankState, TrainError> {
+        let restored = self.try_restore(kept, folder);
         // Ranks of another world find that out alike.
         if matches!(restored, Err(CheckpointError::World { .. })) {
             return Ok(restored.map(|(_, saved)| saved)?);
         }
-        let (checkpoint, saved) = self.shared(restored)?;
+        let (checkpoint, saved) = kept.shared(restored)?;
+        kept.compare(&checkpoint)?;
         self.begins_with = Event::Resume;
         self.is_from(&checkpoint);
         Ok(saved)
     }
 
-    fn try_restore(&mut self, folder: &Path) -> Result<(Checkpoint, RankState), CheckpointError> {
+    fn try_restore(
+        &mut self,
+        kept: &Kept,
+        folder: &Path,
+    ) -> Result<(Checkpoint, RankState), CheckpointError> {
         let checkpoint = Checkpoint::newest(folder)?;
-        checkpoint.expect(Some(&self.scheme.to_string()), self.layout.layers())?;
-        let (path, theirs, own) = (checkpoint.path().to_owned(), checkpoint.ranks(), self.group.world_size());
+        checkpoint.expect(Some(&kept.scheme), &kept.layers)?;
+        let (path, theirs, own) = (checkpoint.path().to_owned(), checkpoint.ranks(), kept.group.world_size());
         if theirs != own {
             return Err(CheckpointError::World { path, theirs, own });
         }
@@ -141,7 +177,7 @@ impl Trainer {
         if step > steps {
             return Err(CheckpointError::Steps { path, step, steps });
         }
-        let saved = checkpoint.rank(self.group.rank())?;
+        let saved = checkpoint.rank(kept.group.rank())?;
         self.interpreter.restore(&saved, &mut self.vectors, &mut [])?;
         Ok((checkpoint, saved))
     }
@@ -154,14 +190,25 @@ impl Trainer {
     /// [`CheckpointError`].
     pub fn restore_parameters(&mut self, folder: &Path) -> Result<Checkpoint, TrainError> {
         self.expect_group(CHECKPOINTS)?;
-        let read = || {
-            let checkpoint = Checkpoint::newest(folder)?;
-            checkpoint.expect(None, self.layout.layers())?;
-            let parameters = checkpoint.mean_parameters()?;
-            Ok((checkpoint, parameters))
+        let kept = self.kept();
+        let read = |checkpoint: &Checkpoint| {
+            checkpoint.expect(None, &kept.layers)?;
+            checkpoint.mean_parameters()
         };
-        let read = read();
-        let (checkpoint, parameters) = self.shared(read)?;
+        self.restore_parameters_as(&kept, folder, &read)
+    }
+
+    /// Begins with the parameters that `read` finds in the newest checkpoint of a folder.
+    pub(crate) fn restore_parameters_as(
+        &mut self,
+        kept: &Kept,
+        folder: &Path,
+        read: &dyn Fn(&Checkpoint) -> Result<Vec<f32>, CheckpointError>,
+    ) -> Result<Checkpoint, TrainError> {
+        let found = Checkpoint::newest(folder);
+        let found = found.and_then(|checkpoint| read(&checkpoint).map(|parameters| (checkpoint, parameters)));
+        let (checkpoint, parameters) = kept.shared(found)?;
+        kept.compare(&checkpoint)?;
         let [own] = self.vectors.pieces([Vector::Parameters], &(0..self.layout.parameters()));
         own.copy_from_slice(&parameters);
         self.is_from(&checkpoint);
@@ -172,6 +219,27 @@ impl Trainer {
         let mark = self.compared.iter_mut().find(|(what, _)| *what == CHECKPOINT);
         mark.expect("each trainer compares it").1 = checkpoint.mark();
         self.checkpoint = Some(checkpoint.path().to_owned());
+    }
+
+    fn state(&mut self, own: &[(&str, &[f32])]) -> Result<RankState, CheckpointError> {
+        let mut state = self.interpreter.save(&mut self.vectors, &mut [])?;
+        own.iter().for_each(|(name, elements)| state.insert_own(name, elements));
+        Ok(state)
+    }
+}
+
+impl Kept {
+    /// Checks that all ranks have read the same checkpoint.
+    fn compare(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let mut marks = vec![0; self.group.world_size() as usize];
+        self.group.all_gather(&[checkpoint.mark()][..], &mut marks[..])?;
+        match (0..).zip(&marks).find(|(_, mark)| **mark != checkpoint.mark()) {
+            None => Ok(()),
+            Some((other, theirs)) => {
+                let (own, theirs) = (checkpoint.mark().to_string(), theirs.to_string());
+                Err(TrainError::Different { what: CHECKPOINT, rank: self.group.rank(), own, other, theirs })
+            }
+        }
     }
 
     /// A result of this rank, if all ranks have one.
@@ -190,15 +258,20 @@ impl Trainer {
         }
     }
 
-    fn write(&mut self, folder: &Path, step: u64, own: &[(&str, &[f32])]) -> Result<PathBuf, TrainError> {
+    /// Writes a checkpoint of the states of all ranks.
+    fn write(
+        &self,
+        folder: &Path,
+        step: u64,
+        own: Result<RankState, CheckpointError>,
+    ) -> Result<PathBuf, TrainError> {
         let (rank, writing) = (self.group.rank(), Writing::new(folder, step));
         let begun = if rank == 0 { writing.begin() } else { Ok(()) };
         self.shared(begun)?;
-        let file = self.state(own).and_then(|state| writing.rank(rank, &state));
+        let file = own.and_then(|state| writing.rank(rank, &state));
         let completed = match self.files_of_all(file) {
             Ok(files) if rank == 0 => {
-                let layers = self.layout.layers().to_vec();
-                writing.complete(&Manifest::new(self.scheme.to_string(), layers, step, files))
+                writing.complete(&Manifest::new(self.scheme.clone(), self.layers.clone(), step, files))
             }
             Ok(_) => Ok(writing.path()),
             Err(TrainError::Checkpoint(error)) => Err(error),
@@ -209,12 +282,6 @@ impl Trainer {
             writing.discard();
         }
         shared
-    }
-
-    fn state(&mut self, own: &[(&str, &[f32])]) -> Result<RankState, CheckpointError> {
-        let mut state = self.interpreter.save(&mut self.vectors, &mut [])?;
-        own.iter().for_each(|(name, elements)| state.insert_own(name, elements));
-        Ok(state)
     }
 
     /// The files of all ranks.

@@ -33,6 +33,8 @@ mod metrics;
 mod registered;
 mod rounds;
 
+pub(crate) use checkpoints::Kept;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

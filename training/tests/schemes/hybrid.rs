@@ -1,11 +1,14 @@
 //! Hybrid parallelism on ranks of groups: beside one rank that trains on the images of all.
 
+use std::path::Path;
+
 use pleach_collectives::{Group, Report};
 use pleach_training::{Hybrid, HybridError, Perceptron, Sgd, Trainer};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::digest::{chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
+use super::checkpoints::Folder;
 use super::model::{ROUNDING, difference};
 use super::real::{RANKS, with_group};
 
@@ -183,5 +186,72 @@ fn groups_that_would_differ_and_batches_that_do_are_refused_with_what_to_give() 
         assert!(many.starts_with("3 images in a batch of 2"), "{many}");
         assert!(class.starts_with("1 images in a batch of 2") && class.contains("3 classes"), "{class}");
         assert!(length.contains("give slices of the layout's length"), "{length}");
+    }
+}
+
+/// Trains to the end of `steps`, from a checkpoint and to another one before step 11. Returns the
+/// network.
+fn train_kept(group: &Group, groups: u32, steps: u64, from: Option<&Path>, to: Option<&Path>) -> Vec<f32> {
+    let (network, rank) = (network(), group.rank());
+    let mut hybrid = Hybrid::new(group, &network, Some(groups), BATCH as u32).expect("divides four");
+    let (across, layout) = (hybrid.across().clone(), hybrid.layout());
+    let sync = "sync".parse().expect("is a scheme");
+    let mut trainer = Trainer::new(&across, &sync, &layout, steps).expect("has memory");
+    let mut sgd = Sgd::new(layout.parameters(), RATE, MOMENTUM);
+    match from {
+        None => trainer.parameters_mut().copy_from_slice(&hybrid.shard(&network.initial(7))),
+        Some(folder) => {
+            let saved = hybrid.restore(&mut trainer, folder).expect("is of these groups");
+            sgd.velocity_mut().copy_from_slice(saved.own_vector("velocity").expect("was saved"));
+        }
+    }
+    loop {
+        if let Some(folder) = to.filter(|_| trainer.next_step() == 11) {
+            hybrid.save(&mut trainer, folder, &[("velocity", sgd.velocity())]).expect("there is space");
+        }
+        let Some(mut step) = trainer.step().expect("goes on") else { break };
+        let own = images(rank, step.number());
+        let (shard, gradient) = step.vectors().expect("nothing is ready");
+        let loss = hybrid.gradient(shard, &mut borrowed(&own), gradient).expect("goes on");
+        step.update(|shard, gradient| sgd.step(shard, gradient), loss).expect("goes on");
+    }
+    let trained = trainer.finish().expect("ends");
+    let (whole, are_equal) = hybrid.whole(&trained.parameters).expect("goes on");
+    assert!(trained.parameters_equal && are_equal);
+    whole
+}
+
+#[test]
+fn a_hybrid_training_goes_on_from_a_checkpoint_bit_for_bit_and_other_groups_take_its_network() {
+    for groups in [1, 2, 4] {
+        let (folder, kept) = (Folder::new("hybrid-kept"), 11);
+        let whole =
+            with_group(Fabric::Shm, |group| train_kept(&group, groups, 25, None, Some(folder.path())));
+        let names: Vec<_> = std::fs::read_dir(folder.path()).expect("was made").collect();
+        assert_eq!(names.len(), 1, "one checkpoint of all groups");
+        let resumed =
+            with_group(Fabric::Tcp, |group| train_kept(&group, groups, 25, Some(folder.path()), None));
+        assert_eq!(resumed, whole, "{groups} groups");
+        let at_the_checkpoint = with_group(Fabric::Shm, |group| train_kept(&group, groups, kept, None, None));
+        // Each other number of groups has the same network, and begins with it.
+        for others in [1, 2, 4] {
+            let folder = folder.path();
+            let taken = with_group(Fabric::Shm, |group| {
+                let hybrid = Hybrid::new(&group, &network(), Some(others), 1).expect("divides four");
+                let (across, layout) = (hybrid.across().clone(), hybrid.layout());
+                let sync = "sync".parse().expect("is a scheme");
+                let mut trainer = Trainer::new(&across, &sync, &layout, 3).expect("has memory");
+                if others != groups {
+                    let error = hybrid.restore(&mut trainer, folder).expect_err("is of other groups");
+                    assert!(error.to_string().contains(&format!("hybrid:groups={groups}")), "{error}");
+                }
+                hybrid.restore_parameters(&mut trainer, folder).expect("is a network");
+                hybrid.whole(trainer.parameters_mut()).expect("goes on")
+            });
+            for (network, are_equal) in taken {
+                assert!(are_equal);
+                assert_eq!(network, at_the_checkpoint[0], "of {groups} groups in {others}");
+            }
+        }
     }
 }
