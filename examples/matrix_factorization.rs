@@ -1,5 +1,7 @@
 //! Matrix factorization with bounded staleness: ranks have ratings of different users, and change
-//! one table of user and item factors, of which each rank owns a shard.
+//! one table of user and item factors, of which each rank owns a shard. A step is one batch of
+//! ratings, and changes the rows of their users and items: only these are sent, and kept by the
+//! owners.
 //!
 //! `pleach run -n 4 -- cargo run --release --example matrix_factorization [SCHEME]`
 //!
@@ -8,7 +10,7 @@
 //! The end checks ratings that no rank has seen.
 
 use pleach::{Group, Options};
-use pleach_training::{Layout, Sgd, Trainer};
+use pleach_training::{Layout, Rows, Sgd, TrainError, Trainer};
 use pleach_vocabulary::random::Random;
 
 type Failure = Box<dyn std::error::Error>;
@@ -17,8 +19,10 @@ const USERS: usize = 64;
 const ITEMS: usize = 48;
 /// Factors of a user or an item.
 const FACTORS: usize = 4;
-const STEPS: u64 = 400;
-const LEARNING_RATE: f32 = 0.03;
+/// Ratings of a step.
+const BATCH: usize = 32;
+const STEPS: u64 = 4_000;
+const LEARNING_RATE: f32 = 0.1;
 /// The root of the mean square error that is asked for, where ratings are from -4 to 4.
 const ERROR_MAX: f32 = 0.1;
 
@@ -34,23 +38,14 @@ fn main() -> Result<(), Failure> {
     let own: Vec<Rating> = seen.into_iter().filter(|(user, ..)| user % ranks == rank).collect();
 
     // Rows of the table: users, then items.
-    let layout = Layout::of(&[USERS * FACTORS, ITEMS * FACTORS]);
+    let layout = Layout::table(USERS + ITEMS, FACTORS);
     let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, 0.0);
     let mut trainer = Trainer::new(&group, &scheme.parse()?, &layout, STEPS)?;
     let mut random = Random::new(5);
     trainer.parameters_mut().fill_with(|| uniform(&mut random) / 2.0);
     while let Some(mut step) = trainer.step()? {
-        let (table, gradient) = step.vectors()?;
-        gradient.fill(0.0);
-        for (user, item, rating) in &own {
-            let (user, item) = (row(*user), row(USERS + item));
-            let error = product(&table[user.clone()], &table[item.clone()]) - rating;
-            for (of_user, of_item) in user.zip(item) {
-                gradient[of_user] += error * table[of_item];
-                gradient[of_item] += error * table[of_user];
-            }
-        }
-        let loss = root_mean_square(table, &own);
+        let batch = own.iter().cycle().skip(step.number() as usize * BATCH).take(BATCH);
+        let loss = add_slopes(&mut step.rows()?, batch)?;
         step.update(|table, gradient| sgd.step(table, gradient), loss)?;
     }
     let trained = trainer.finish()?;
@@ -62,6 +57,22 @@ fn main() -> Result<(), Failure> {
         println!("{ranks} ranks by {scheme}: ratings that no rank has seen are wrong by {error:.4}");
     }
     Ok(group.close()?)
+}
+
+/// Adds what each rating of a batch asks of the factors of its user and its item. Returns the root
+/// of the mean square error before.
+fn add_slopes<'a>(table: &mut Rows<'_>, batch: impl Iterator<Item = &'a Rating>) -> Result<f32, TrainError> {
+    let mut sum = 0.0;
+    for (user, item, rating) in batch {
+        let (user, item) = (*user, USERS + item);
+        let [of_user, of_item] = [table.read_row(user)?.to_vec(), table.read_row(item)?.to_vec()];
+        let error = product(&of_user, &of_item) - rating;
+        sum += error * error;
+        let times_error = |factors: Vec<f32>| factors.iter().map(|x| error * x).collect::<Vec<_>>();
+        table.add(user, &times_error(of_item))?;
+        table.add(item, &times_error(of_user))?;
+    }
+    Ok((sum / BATCH as f32).sqrt())
 }
 
 fn uniform(random: &mut Random) -> f32 {
