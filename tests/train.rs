@@ -103,10 +103,10 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "sync", "--seeds", "0"], "--seeds"),
         (&["--scheme", "sync", "--sweep", "bucket=1M"], "--simulate"),
         (&["--schemes", "--scheme", "sync"], "--scheme"),
-        (&["--simulate", "4", "--scheme", "hybrid"], "pleach train --scheme hybrid on ranks"),
+        (&["--simulate", "4", "--scheme", "hybrid:groups=3"], "give groups=2, or auto"),
         (&["--scheme", "hybrid:group=2"], "did you mean 'groups'?"),
         (&["--scheme", "hybrid:groups=0"], "give auto, or a number of groups"),
-        (&["--scheme", "hybrid", "--log", "x"], "hybrid keeps nothing"),
+        (&["--scheme", "hybrid", "--log", "x"], "hybrid has no logs"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);
@@ -245,6 +245,32 @@ fn four_ranks_divide_the_network_inside_of_groups_and_learn_to_read_digits() {
         let blocks = 16 * 65 + 16 * members * (2 * hidden + classes);
         let bytes = 4 * (averaged + (members - 1) * blocks);
         assert_eq!(number(lines[0], "bytes_per_step"), bytes as f64, "{}", lines[0]);
+    }
+}
+
+#[test]
+fn simulated_ranks_divide_the_network_and_are_one_rank_up_to_rounding() {
+    let simulate = |scheme: &str| {
+        let output = train(&["--simulate", "4", "--steps", "60", "--scheme", scheme, "--json"]);
+        assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let sync = simulate("sync");
+    for (groups, members) in [(1, 4), (2, 2), (4, 1)] {
+        let hybrid = simulate(&format!("hybrid:groups={groups}"));
+        let apart = number(&hybrid, "test_loss") - number(&sync, "test_loss");
+        assert!(apart.abs() < 1e-3, "{groups} groups: {apart}");
+        // What four real ranks count (see the test above).
+        let [hidden, classes] = [64_usize.div_ceil(members), 10_usize.div_ceil(members)];
+        let averaged = 65 * (hidden + classes);
+        let blocks = 16 * 65 + 16 * members * (2 * hidden + classes);
+        let bytes = 60 * 4 * (averaged + (members - 1) * blocks);
+        assert_eq!(number(&hybrid, "bytes_per_rank"), bytes as f64, "{hybrid}");
+        if members == 1 {
+            assert_eq!(field(&hybrid, "hash"), field(&sync, "hash"), "that is data parallel");
+        } else {
+            assert!(number(&hybrid, "virtual_s") > 0.6, "{hybrid}");
+        }
     }
 }
 

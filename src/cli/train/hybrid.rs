@@ -1,21 +1,25 @@
 //! `pleach train --scheme hybrid`: ranks that divide the layers of the network inside of groups.
 
+use std::path::PathBuf;
+use std::sync::Mutex;
+
 use pleach::Group;
 use pleach_training::{Hybrid, HybridError, Learner as _, Scheme, Sgd, Trained, Trainer};
 
 use super::Arguments;
 use super::learner::DigitReader;
+use super::scheme::lock;
 use crate::cli::{CommandError, progress};
 
 /// Trains in so many groups; `None`: in the predicted number. The parameters are those of the
-/// network, and the bytes are also those of activations.
+/// network, and the bytes are also those of activations. Returns the newest checkpoint, too.
 pub(crate) fn train(
     arguments: &Arguments,
     group: &Group,
     groups: Option<u32>,
     reader: &DigitReader<'_>,
     (learning_rate, momentum): (f32, f32),
-) -> Result<Trained, CommandError> {
+) -> Result<(Trained, Option<PathBuf>), CommandError> {
     let failed = |error: HybridError| match error {
         HybridError::Groups { .. } | HybridError::Plan(_) => CommandError::usage(error),
         error => CommandError::failed(error),
@@ -27,21 +31,29 @@ pub(crate) fn train(
     let steps = training.steps(arguments.epochs, reader.images(), ranks);
     let trainer =
         Trainer::new(&across, &gradients_averaged(), &layout, steps).map_err(CommandError::failed)?;
-    let mut trainer = trainer
+    let trainer = trainer
         .checked()
         .comparing("the hash of the data and the batch", reader.hash())
         .comparing("the seed", training.seed)
         .comparing("the bits of the learning rate", learning_rate.to_bits().into())
         .comparing("the bits of the momentum", momentum.to_bits().into());
-    trainer.parameters_mut().copy_from_slice(&hybrid.shard(&reader.initial()));
-    let mut sgd = Sgd::new(layout.parameters(), learning_rate, momentum);
-    let bar = progress::bar("training", steps, rank == 0);
-    while let Some(mut step) = trainer.step().map_err(CommandError::failed)? {
+    let sgd = Mutex::new(Sgd::new(layout.parameters(), learning_rate, momentum));
+    let (keeping, initial) = (&arguments.keeping, hybrid.shard(&reader.initial()));
+    let begun = keeping.begin(trainer, &sgd, rank, &initial, Some(&hybrid));
+    let mut trainer = begun.map_err(CommandError::failed)?;
+    let first = trainer.next_step();
+    let bar = progress::bar("training", steps - first, rank == 0);
+    let mut kept = None;
+    loop {
+        let saved = keeping.save(&mut trainer, &sgd, first, steps, Some(&hybrid));
+        kept = saved.map_err(CommandError::failed)?.or(kept);
+        let Some(mut step) = trainer.step().map_err(CommandError::failed)? else { break };
         let number = step.number();
         let (shard, gradient) = step.vectors().map_err(CommandError::failed)?;
         let loss = hybrid.gradient(shard, &mut reader.samples(rank, number), gradient).map_err(failed)?;
         arguments.skew.sleep(rank, ranks, number);
-        step.update(|shard, gradient| sgd.step(shard, gradient), loss).map_err(CommandError::failed)?;
+        step.update(|shard, gradient| lock(&sgd).step(shard, gradient), loss)
+            .map_err(CommandError::failed)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -51,7 +63,7 @@ pub(crate) fn train(
     parameters.copy_from_slice(&whole);
     trained.progress.bytes += trained.progress.steps * hybrid.activation_bytes();
     let parameters_equal = trained.parameters_equal && are_equal;
-    Ok(Trained { parameters, parameters_equal, ..trained })
+    Ok((Trained { parameters, parameters_equal, ..trained }, kept))
 }
 
 /// By which shards are trained.

@@ -1,14 +1,16 @@
 //! What outlives a training: checkpoints, and logs that are replayed.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use pleach::Rank;
 use pleach_training::checkpoint::{Checkpoint, CheckpointError};
 use pleach_training::replay::{LogError, replay_all};
-use pleach_training::{Scheme, Sgd, TrainError, Trainer};
+use pleach_training::{Hybrid, Scheme, Sgd, TrainError, Trainer};
 use serde_json::json;
 
 use super::BY_SCHEME;
+use super::scheme::lock;
 use crate::cli::CommandError;
 use crate::cli::output::{note, print, print_json, put};
 
@@ -68,7 +70,7 @@ impl KeepingArguments {
                     && schemes.iter().any(|one| matches!(one, Scheme::Hybrid { .. })) =>
             {
                 Err(CommandError::typed(format!(
-                    "hybrid keeps nothing: its groups would write to the same files; leave {option} away"
+                    "hybrid has no logs and no records: its groups would write to the same files; leave {option} away"
                 )))
             }
             Some((option, _)) if !["--log", "--record"].contains(option) => {
@@ -85,13 +87,14 @@ impl KeepingArguments {
     }
 
     /// The same trainer, with a log, and where the last training left it. `initial` are the
-    /// parameters of a new one.
+    /// parameters of a new one; `hybrid`: whose shards it trains.
     pub(crate) fn begin(
         &self,
         trainer: Trainer,
-        sgd: &mut Sgd,
+        sgd: &Mutex<Sgd>,
         rank: Rank,
         initial: &[f32],
+        hybrid: Option<&Hybrid>,
     ) -> Result<Trainer, TrainError> {
         let mut trainer = match &self.log {
             Some(folder) => trainer.logged(folder)?,
@@ -99,7 +102,7 @@ impl KeepingArguments {
         };
         match &self.resume {
             None => trainer.parameters_mut().copy_from_slice(initial),
-            Some(folder) => resume(&mut trainer, folder, sgd, rank)?,
+            Some(folder) => resume(&mut trainer, folder, &mut lock(sgd), rank, hybrid)?,
         }
         // Otherwise the training would find that out at its first checkpoint.
         if let Some(folder) = &self.checkpoint
@@ -117,15 +120,25 @@ impl KeepingArguments {
     pub(crate) fn save(
         &self,
         trainer: &mut Trainer,
-        sgd: &Sgd,
+        sgd: &Mutex<Sgd>,
         first: u64,
         steps: u64,
+        hybrid: Option<&Hybrid>,
     ) -> Result<Option<PathBuf>, TrainError> {
         let next = trainer.next_step();
         let is_due = next == steps || self.every.is_some_and(|every| next.is_multiple_of(every));
         match &self.checkpoint {
             Some(folder) if is_due && next > first => {
-                trainer.save(folder, &[(VELOCITY, sgd.velocity())]).map(Some)
+                if let Some(mut step) = trainer.step()? {
+                    // Then the optimizer has made all of its steps.
+                    step.vectors()?;
+                }
+                let velocity = lock(sgd).velocity().to_vec();
+                let own = [(VELOCITY, &velocity[..])];
+                match hybrid {
+                    Some(hybrid) => hybrid.save(trainer, folder, &own).map(Some),
+                    None => trainer.save(folder, &own).map(Some),
+                }
             }
             _ => Ok(None),
         }
@@ -134,8 +147,18 @@ impl KeepingArguments {
 
 /// Goes on from the newest checkpoint of a folder, or with another number of ranks from its
 /// parameters.
-fn resume(trainer: &mut Trainer, folder: &Path, sgd: &mut Sgd, rank: Rank) -> Result<(), TrainError> {
-    match trainer.restore(folder) {
+fn resume(
+    trainer: &mut Trainer,
+    folder: &Path,
+    sgd: &mut Sgd,
+    rank: Rank,
+    hybrid: Option<&Hybrid>,
+) -> Result<(), TrainError> {
+    let restored = match hybrid {
+        Some(hybrid) => hybrid.restore(trainer, folder),
+        None => trainer.restore(folder),
+    };
+    match restored {
         Ok(saved) => {
             let expected = sgd.velocity().len();
             let found = saved.own_vector(VELOCITY);
@@ -146,7 +169,10 @@ fn resume(trainer: &mut Trainer, folder: &Path, sgd: &mut Sgd, rank: Rank) -> Re
             sgd.velocity_mut().copy_from_slice(velocity);
         }
         Err(TrainError::Checkpoint(CheckpointError::World { path, theirs, own })) => {
-            trainer.restore_parameters(folder)?;
+            match hybrid {
+                Some(hybrid) => hybrid.restore_parameters(trainer, folder)?,
+                None => trainer.restore_parameters(folder)?,
+            };
             if rank == 0 {
                 note(&format!(
                     "{} is of {theirs} ranks, and there are {own}: the training begins at step 0 with the mean of \

@@ -3,7 +3,7 @@
 use std::hash::Hasher as _;
 
 use pleach::Rank;
-use pleach_training::{Layout, Learner, Perceptron, Reading, Sample, Scheme};
+use pleach_training::{Layout, Learner, Passes, Perceptron, Reading, Sample, Scheme};
 use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
@@ -140,6 +140,16 @@ impl<'a> DigitReader<'a> {
         (0..self.batch).map(move |_| self.digits.sample(random.index(self.digits.len())))
     }
 
+    /// The passes of the batch of a rank in a step.
+    pub(crate) fn passes(&self, rank: Rank, step: u64) -> Passes<'_> {
+        self.network.passes(&mut self.samples(rank, step))
+    }
+
+    /// By what slopes and losses of the samples of a batch are multiplied.
+    pub(crate) fn scale(&self) -> f32 {
+        1.0 / self.batch as f32
+    }
+
     /// The number of images to learn from.
     pub(crate) fn images(&self) -> usize {
         self.digits.len()
@@ -172,7 +182,7 @@ impl Learner for DigitReader<'_> {
 
     fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
         let mut samples = self.samples(rank, step);
-        self.network.gradient(parameters, &mut samples, 1.0 / self.batch as f32, gradient)
+        self.network.gradient(parameters, &mut samples, self.scale(), gradient)
     }
 }
 

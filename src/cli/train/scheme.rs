@@ -1,6 +1,8 @@
 //! `pleach train --scheme`: real ranks that train by a scheme, and what the scheme guarantees.
 
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pleach::transport::clock;
@@ -45,9 +47,7 @@ pub(crate) fn run(
     for scheme in schemes {
         let optimizer = arguments.training.optimizer(scheme, group.world_size())?;
         let (trained, kept) = match scheme {
-            Scheme::Hybrid { groups } => {
-                (hybrid::train(arguments, &group, *groups, &reader, optimizer)?, None)
-            }
+            Scheme::Hybrid { groups } => hybrid::train(arguments, &group, *groups, &reader, optimizer)?,
             _ => {
                 let (trained, kept, times) =
                     train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
@@ -122,28 +122,55 @@ fn train(
         .comparing("the seed", training.seed)
         .comparing("the bits of the learning rate", learning_rate.to_bits().into())
         .comparing("the bits of the momentum", momentum.to_bits().into());
-    let mut sgd = Sgd::new(layout.parameters(), learning_rate, momentum);
-    let mut trainer = keeping.begin(trainer, &mut sgd, rank, &reader.initial())?;
+    // The trainer steps in pieces of the parameters as averages come, and checkpoints have the
+    // velocity.
+    let sgd = Arc::new(Mutex::new(Sgd::new(layout.parameters(), learning_rate, momentum)));
+    let stepping = sgd.clone();
+    let trainer = trainer.by_bucket(move |piece, parameters, gradient| {
+        lock(&stepping).step_piece(piece, parameters, gradient);
+    })?;
+    let mut trainer = keeping.begin(trainer, &sgd, rank, &reader.initial(), None)?;
     let first = trainer.next_step();
     let bar = progress::bar("training", steps - first, rank == 0);
     let mut kept = None;
-    let mut times = Vec::new();
+    let (mut times, mut whole) = (Vec::new(), vec![0.0; layout.parameters()]);
     loop {
-        kept = keeping.save(&mut trainer, &sgd, first, steps)?.or(kept);
+        kept = keeping.save(&mut trainer, &sgd, first, steps, None)?.or(kept);
         let Some(mut step) = trainer.step()? else { break };
         let number = step.number();
-        let begun = clock::now();
-        let (parameters, gradient) = step.vectors()?;
-        let loss = reader.gradient(rank, number, parameters, gradient);
-        arguments.skew.sleep(rank, ranks, number);
-        if keeping.record().is_some() {
-            times.push(clock::now() - begun);
+        let mut computed = Duration::ZERO;
+        let mut timed = |body: &mut dyn FnMut()| {
+            let begun = clock::now();
+            body();
+            computed += clock::now() - begun;
+        };
+        let buckets: Vec<Range<usize>> = step.buckets().to_vec();
+        let mut passes = reader.passes(rank, number);
+        // The first layers are in the last bucket.
+        for (bucket, piece) in buckets.iter().enumerate().rev() {
+            whole[piece.clone()].copy_from_slice(step.parameters(bucket)?);
+            timed(&mut || passes.forward(&whole[..piece.end]));
         }
-        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+        let loss = passes.begin_backward(reader.scale());
+        timed(&mut || arguments.skew.sleep(rank, ranks, number));
+        for (bucket, piece) in buckets.iter().enumerate() {
+            let (parameters, gradient) = step.bucket(bucket)?;
+            timed(&mut || passes.backward(piece, parameters, gradient));
+            step.ready(bucket)?;
+        }
+        if keeping.record().is_some() {
+            times.push(computed);
+        }
+        step.end(loss)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
     Ok((trainer.finish()?, kept, times))
+}
+
+/// The optimizer of this rank. It computes nothing that could be left half done.
+pub(crate) fn lock(sgd: &Mutex<Sgd>) -> std::sync::MutexGuard<'_, Sgd> {
+    sgd.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RankRow {

@@ -10,10 +10,12 @@ use pleach::packing::topology;
 use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
 use pleach::{Collective, Rank};
+use pleach_training::hybrid::{Shards, groups_of};
+use pleach_training::simulation::hybrid::{OfGroups, ShardLinks};
 use pleach_training::simulation::{
     Network, Observation, RecordedTimes, Settings, Simulated, Simulation, SimulationError, TransferTime,
 };
-use pleach_training::{Learner as _, Reading, Scheme};
+use pleach_training::{Learner, Reading, Scheme};
 use serde_json::json;
 
 use super::Arguments;
@@ -141,17 +143,43 @@ impl Runs<'_> {
         Settings { ranks, steps, seed, computing, learning_rate, momentum, observed_every }
     }
 
-    fn simulation<'a>(
+    fn simulation<'a, L: Learner>(
         &self,
-        reader: &'a DigitReader<'a>,
+        learner: &'a L,
         scheme: &Scheme,
         settings: &Settings,
-    ) -> Result<Simulation<'a, DigitReader<'a>>, CommandError> {
-        let simulation = Simulation::new(reader, scheme, settings).map_err(refused)?;
+    ) -> Result<Simulation<'a, L>, CommandError> {
+        let simulation = Simulation::new(learner, scheme, settings).map_err(refused)?;
         Ok(match &self.recorded {
             Some(times) => simulation.with_times(times.clone()),
             None => simulation,
         })
+    }
+
+    /// Trains until `watch` breaks off, or to the end.
+    fn train(
+        &mut self,
+        reader: &DigitReader<'_>,
+        scheme: &Scheme,
+        settings: &Settings,
+        watch: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>,
+    ) -> Result<Result<Simulated, SimulationError>, CommandError> {
+        let Scheme::Hybrid { groups } = scheme else {
+            return Ok(self.simulation(reader, scheme, settings)?.run_until(&mut self.prices, watch));
+        };
+        let (network, batch) = (reader.network(), self.arguments.training.batch);
+        let groups = groups_of(network, *groups, batch, self.ranks).map_err(CommandError::usage)?;
+        let members = self.ranks / groups;
+        let (learner, shards) = (OfGroups::new(reader, groups, members), Shards::new(network, members));
+        let calls = shards.calls(batch as usize);
+        let exchanges = ShardLinks::new(&mut self.prices, groups, members).exchanges(&calls);
+        let [sync, ..] = Scheme::ALL;
+        let simulation = self.simulation(&learner, &sync, settings)?.with_exchanges(exchanges);
+        let simulated = simulation.run_until(&mut ShardLinks::new(&mut self.prices, groups, members), watch);
+        let shard = (size_of::<f32>() * shards.layout().parameters()) as u64;
+        let bytes_of_a_step = shard + shards.activation_bytes(batch as usize);
+        Ok(simulated
+            .map(|simulated| Simulated { bytes_per_rank: simulated.steps * bytes_of_a_step, ..simulated }))
     }
 
     /// The learning rate of the least loss on images held out; the one that there is.
@@ -166,9 +194,9 @@ impl Runs<'_> {
         let mut best: Option<(f64, f32)> = None;
         for rate in rates {
             let settings = self.settings(training.seed, (rate, training.momentum(scheme)?));
-            let simulation = self.simulation(&reader, scheme, &settings)?;
-            let mut watch = |observed: &Observation<'_>| self.arguments.is_late(observed.time);
-            let loss = match simulation.run_until(&mut self.prices, &mut watch) {
+            let arguments = self.arguments;
+            let mut watch = |observed: &Observation<'_>| arguments.is_late(observed.time);
+            let loss = match self.train(&reader, scheme, &settings, &mut watch)? {
                 Ok(simulated) => reader.reading(&simulated.parameters, &chosen_by).loss,
                 // Too large a rate is what a choice is for.
                 Err(SimulationError::Loss { .. }) => f64::INFINITY,
@@ -185,9 +213,8 @@ impl Runs<'_> {
         let (arguments, data) = (self.arguments, self.data);
         let settings = self.settings(seed, (rate, arguments.training.momentum(scheme)?));
         let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training).with_seed(seed);
-        let simulation = self.simulation(&reader, scheme, &settings)?;
         let mut target = None;
-        let simulated = simulation.run_until(&mut self.prices, &mut |observed| {
+        let simulated = self.train(&reader, scheme, &settings, &mut |observed| {
             let is_target = matches!(arguments.until, Some(Until::Accuracy(_) | Until::Loss(_)));
             if arguments.curves.is_some() || is_target {
                 let reading = reader.reading(observed.parameters, &data.test);
@@ -203,7 +230,7 @@ impl Runs<'_> {
                 }
             }
             arguments.is_late(observed.time)
-        });
+        })?;
         self.prices.verdict()?;
         let simulated = simulated.map_err(CommandError::failed)?;
         let reading = reader.reading(&simulated.parameters, &data.test);

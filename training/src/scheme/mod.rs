@@ -157,7 +157,7 @@ pub enum Refusal {
     /// The layers of a network are divided, and the driver knows none.
     #[error(
         "{scheme} divides the layers of a network, and this driver knows vectors alone; train with \
-         pleach train --scheme {scheme} on ranks, or with pleach_training::Hybrid"
+         pleach train --scheme {scheme}, or with pleach_training::Hybrid"
     )]
     Shards {
         /// The scheme.
@@ -443,10 +443,7 @@ impl Scheme {
     /// where questions may be unanswered, nor where ranks have shards of a network.
     #[must_use]
     pub fn keeps_checkpoints(&self) -> bool {
-        !matches!(
-            self,
-            Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp | Self::Hybrid { .. }
-        )
+        !matches!(self, Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp)
     }
 
     /// Whether gradients are averaged, at least in some steps. Otherwise an optimizer may take the
