@@ -115,6 +115,27 @@ fn an_absent_rank_changes_no_bit_whatever_the_schedule() {
     }
 }
 
+#[test]
+fn an_absent_rank_changes_no_bit_in_a_grid_with_holes() {
+    for (ranks, grids) in
+        [(3, &["2x2"][..]), (5, &["2x3", "3x2", "2x2x2"]), (6, &["2x4"]), (7, &["3x3", "2x4", "3d"])]
+    {
+        ranks::with_group(
+            Fabric::Shm,
+            ranks,
+            |_| {},
+            |group| {
+                for grid in grids {
+                    for family in ["grid", "grid-staged"] {
+                        let name = format!("{family}:{grid}");
+                        check_all(&group, &name).unwrap_or_else(|error| panic!("{name}: {error}"));
+                    }
+                }
+            },
+        );
+    }
+}
+
 /// Elements of each rank's block where traffic is counted.
 const BLOCK: usize = 4096;
 

@@ -55,14 +55,16 @@ fn shapes(ranks: u32, dimensions: u32) -> BTreeSet<Vec<u32>> {
     shapes
 }
 
-/// Most ranks of a schedule that is carried out; for more it takes seconds.
-const INTERPRETED_RANKS_MAX: u32 = 24;
+/// Most ranks of which every schedule is carried out, and most of which one in eight is.
+const INTERPRETED_RANKS_MAX: (u32, u32) = (12, 24);
 
 /// Proves the schedule, and carries it out in a random order on one layout of memory.
 fn check(made: Made, random: &mut Random) {
     let Made { what, schedule } = made;
     let layout = LAYOUTS[random.index(LAYOUTS.len())];
-    if schedule.ranks() <= INTERPRETED_RANKS_MAX
+    let (all, some) = INTERPRETED_RANKS_MAX;
+    let is_drawn = schedule.ranks() <= some && random.index(8) == 0;
+    if (schedule.ranks() <= all || is_drawn)
         && let Err(error) = interpret(&schedule, layout, schedule.window + 1, random.bits())
     {
         panic!("{what}, {layout:?}: {error}");
@@ -76,9 +78,9 @@ fn check(made: Made, random: &mut Random) {
 fn check_all(ranks: impl Iterator<Item = u32>, dimensions: &[u32]) -> u32 {
     let mut checked = 0;
     for ranks in ranks {
+        let random = &mut Random::new(u64::from(ranks));
         for &dimensions in dimensions {
             for extents in shapes(ranks, dimensions) {
-                let random = &mut Random::new(u64::from(ranks));
                 for made in all_by(&extents.into(), ranks) {
                     check(made, random);
                     checked += 1;
@@ -95,10 +97,10 @@ fn every_grid_with_holes_of_a_few_ranks_is_proved_and_carried_out() {
     assert!(checked > 400, "{checked}");
 }
 
-/// `cargo test --release -p pleach-schedule -- --ignored every_grid_with_holes_of_up_to_24`
+/// `cargo test --release -p pleach-schedule --lib -- --ignored up_to_24_ranks`
 #[test]
 #[ignore = "takes minutes; .ci/nightly runs it"]
-fn every_grid_with_holes_of_up_to_24_ranks_is_proved_and_carried_out() {
+fn every_grid_with_holes_of_up_to_24_ranks_is_proved() {
     let checked = check_all(2..=24, &[2, 3]);
     assert!(checked > 5000, "{checked}");
 }
