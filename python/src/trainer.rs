@@ -385,9 +385,9 @@ impl Trainer {
     }
 
     /// How far this rank has come: a dictionary with scheme, guarantee, steps, time_s, waiting_s,
-    /// communicating_s, bytes, staleness_mean, staleness_max, staleness_histogram (of bins, the most
-    /// of each, None of the last, and its steps), agreements and spread (the distance of this rank's
-    /// parameters from the mean of all ranks as a share of its length, when
+    /// communicating_s, bytes, staleness_mean, staleness_max, staleness_histogram (of bins, the
+    /// most of each, None of the last, and its steps), agreements and spread (the distance of this
+    /// rank's parameters from the mean of all ranks as a share of its length, when
     /// ``averaged`` was called last, or before the last exchange of a checked training; else None);
     /// after the end also guarantee_held and parameters_equal.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -31,6 +31,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "GpuId",
             "GroupInfo",
             "GroupName",
+            "HistogramMetric",
             "Late",
             "Launcher",
             "Link",

@@ -252,7 +252,7 @@ mod tests {
                     let (mut whole, mut of_dense) = ([0.0; ROW * ROWS], [0.0; ROW * ROWS]);
                     table.read(&mut whole, with_pending);
                     dense.read(&mut of_dense, with_pending);
-                    // 0 is added to rows that an update leaves as they are, and nothing there is -0.
+                    // A dense update adds 0 to rows that it leaves as they are: none is -0.
                     prop_assert_eq!(whole, of_dense);
                     for row in 0..ROWS {
                         let mut read = [0.0; ROW];

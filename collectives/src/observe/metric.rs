@@ -54,8 +54,8 @@ struct Histogram {
     name: &'static str,
     help: &'static str,
     bounds: &'static [u64],
-    /// By bin, one more than there are bounds. Relaxed, as the sum: whoever reads while they are set
-    /// sees some of before.
+    /// By bin, one more than there are bounds. Relaxed, as the sum: whoever reads while they are
+    /// set sees some of before.
     counts: Box<[AtomicU64]>,
     sum: AtomicU64,
 }

@@ -22,9 +22,9 @@ impl Bound {
         matches!(self, Self::Clocks { .. })
     }
 
-    /// With a bound of clocks: how many clocks before the last moment a rank begins to ask for a new
-    /// copy of a shard. An owner that is not heard of within one step of this rank is, most likely,
-    /// within two.
+    /// With a bound of clocks: how many clocks before the last moment a rank begins to ask for a
+    /// new copy of a shard. An owner that is not heard of within one step of this rank is, most
+    /// likely, within two.
     pub(crate) fn clocks_ahead(low: u64) -> u64 {
         low / 2
     }
@@ -56,10 +56,10 @@ pub(crate) struct Known {
     /// Complete clocks in this rank's copy of its shard.
     pub(crate) copied: u64,
     /// Questions of this rank to it so far, and of it to this rank.
-    asked: u64,
+    pub(crate) asked: u64,
     pub(crate) heard: u64,
     /// Whether the last question counts: this rank has added nothing since it asked.
-    is_asked: bool,
+    pub(crate) is_asked: bool,
     /// What it has answered to the last question, if that counts: the clocks or versions of its
     /// shard.
     pub(crate) answer: Option<u64>,

@@ -2,8 +2,8 @@
 //!
 //! A step is a clock. A rank trains at its copy of the table. What a step changes, divided by the
 //! number of ranks, it adds to the copy and to the table. For a new copy of a shard it asks the
-//! owner, who answers once the shard holds what is asked for, and reads the shard. Its question goes
-//! to the owner behind its updates, so the answer holds them too.
+//! owner, who answers once the shard holds what is asked for, and reads the shard. Its question
+//! goes to the owner behind its updates, so the answer holds them too.
 //!
 //! * *SSP* (Ho et al. 2013): in clock c with bound s it takes a new copy of each shard of which the
 //!   one it has lacks a clock below c - s. Bound 0 is bulk synchronous (BSP). An owner hears of a
@@ -25,9 +25,10 @@
 //! DSSP a copy in clock c holds all updates of clocks up to c - s - 1, so no rank is more than s
 //! clocks ahead of the slowest. A rank waits iff the slowest is further behind, but for the time
 //! that an owner takes to hear of a question. An answer counts only if it is that to the last
-//! question, and this rank has added nothing since it asked. With BAP an update is added to a shard that holds at most D updates
-//! of others which the copy lacks by which it was computed. Owners check both. With bound 0 owners
-//! show complete clocks alone, so the result has the same bits in each run.
+//! question, and this rank has added nothing since it asked. With BAP an update is added to a shard
+//! that holds at most D updates of others which the copy lacks by which it was computed. Owners
+//! check both. With bound 0 owners show complete clocks alone, so the result has the same bits in
+//! each run.
 
 mod bound;
 
