@@ -470,7 +470,7 @@ impl Hybrid {
 
     fn kept(&self) -> Kept {
         let scheme = Scheme::Hybrid { groups: Some(self.across.world_size()) }.to_string();
-        Kept { group: self.all.clone(), scheme, layers: self.network.lengths() }
+        Kept::new(&self.all, scheme, self.network.lengths())
     }
 
     /// The parameters of the network that a checkpoint is of.

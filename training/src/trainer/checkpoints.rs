@@ -29,10 +29,10 @@ const CHECKPOINTS: &str = "checkpoints";
 /// What a checkpoint is of.
 pub(crate) struct Kept {
     /// The ranks that write it.
-    pub(crate) group: Group,
+    group: Group,
     /// The text of the scheme.
-    pub(crate) scheme: String,
-    pub(crate) layers: Vec<usize>,
+    scheme: String,
+    layers: Vec<usize>,
 }
 
 impl Trainer {
@@ -229,6 +229,11 @@ impl Trainer {
 }
 
 impl Kept {
+    /// Of these ranks, the text of their scheme, and the layers of their model.
+    pub(crate) fn new(group: &Group, scheme: String, layers: Vec<usize>) -> Self {
+        Self { group: group.clone(), scheme, layers }
+    }
+
     /// Checks that all ranks have read the same checkpoint.
     fn compare(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let mut marks = vec![0; self.group.world_size() as usize];

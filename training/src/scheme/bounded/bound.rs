@@ -95,16 +95,20 @@ impl Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// The clocks or versions of its shard.
-    pub(crate) held: u64,
+    held: u64,
     /// Which of the questions of the rank that asks, from 1, by the last bits of its number: one
     /// that has asked so often since is not answered any more.
-    pub(crate) question: u64,
+    question: u64,
 }
 
 impl Answer {
     /// Bits of what is held; those above it, in a word of a policy, are of the question.
     const HELD_BITS: u32 = 42;
     const QUESTION_MOST: u64 = (1 << 20) - 1;
+
+    pub(crate) fn new(held: u64, question: u64) -> Self {
+        Self { held, question }
+    }
 
     /// The number of a word.
     pub(crate) fn encode(self) -> u64 {
@@ -121,9 +125,9 @@ impl Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Push {
     /// How long it was computed, in nanoseconds. More than 73 minutes are sent as 73 minutes.
-    pub(crate) interval: u64,
+    interval: u64,
     /// For how many clocks its rank asks the receiver, behind the update.
-    pub(crate) asks: Option<u64>,
+    asks: Option<u64>,
 }
 
 impl Push {
@@ -131,6 +135,18 @@ impl Push {
     /// update's clock and 2: from 1, and 0 without a question.
     const INTERVAL_BITS: u32 = 42;
     const BELOW_MOST: u64 = (1 << (64 - Self::INTERVAL_BITS)) - 1;
+
+    pub(crate) fn new(interval: u64, asks: Option<u64>) -> Self {
+        Self { interval, asks }
+    }
+
+    pub(crate) fn interval(self) -> u64 {
+        self.interval
+    }
+
+    pub(crate) fn asks(self) -> Option<u64> {
+        self.asks
+    }
 
     /// `clock`: that of the update. Not more than its clock and 1 can be asked for.
     pub(crate) fn encode(self, clock: u64) -> u64 {

@@ -191,7 +191,7 @@ impl BoundedStaleness {
         self.add(self.plan.rank, self.interval, Vector::Delta, now, actions);
         self.answer(actions);
         for to in self.plan.peers() {
-            let (id, push) = (self.ids.take(), Push { interval: self.interval, asks: self.question(to) });
+            let (id, push) = (self.ids.take(), Push::new(self.interval, self.question(to)));
             actions.push(Action::Write { id, to, from: Vector::Delta, word: push.encode(self.next_step) });
             self.writing += 1;
             self.finish.sent(to);
@@ -199,7 +199,7 @@ impl BoundedStaleness {
                 // Answers to what was asked before this update may lack it.
                 self.known[to as usize].outdate();
             }
-            if push.asks.is_some() {
+            if push.asks().is_some() {
                 self.known[to as usize].ask();
             }
         }
@@ -320,7 +320,7 @@ impl BoundedStaleness {
             if is_ready {
                 self.known[rank as usize].others_answered = self.others(rank);
                 let question = self.known[rank as usize].heard;
-                Word::Result(Answer { held, question }.encode()).tell(rank, actions);
+                Word::Result(Answer::new(held, question).encode()).tell(rank, actions);
             }
             !is_ready
         });
@@ -516,9 +516,9 @@ impl Policy for BoundedStaleness {
             Event::Done(..) => self.reading -= 1,
             Event::Arrived { from, word } => {
                 self.finish.came(from);
-                let Push { interval, asks } = Push::decode(word, self.known[from as usize].clocks);
-                self.add(from, interval, Vector::Arrival, now, actions);
-                if let Some(needed) = asks {
+                let push = Push::decode(word, self.known[from as usize].clocks);
+                self.add(from, push.interval(), Vector::Arrival, now, actions);
+                if let Some(needed) = push.asks() {
                     self.hear(from, needed);
                 }
                 self.answer(actions);
