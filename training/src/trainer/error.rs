@@ -38,6 +38,15 @@ pub enum TrainError {
     /// The session does not go on.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// The session has made steps before, and nobody hands the parameters over.
+    #[error(
+        "the session is at step {step}, and a training begins with its first one, as nobody hands parameters over; \
+         start a new job"
+    )]
+    Late {
+        /// The step that comes next.
+        step: u64,
+    },
     /// Not for trainings in sessions.
     #[error("{what}: a training in a session has none yet; train in a group (Trainer::new)")]
     InSession {

@@ -24,8 +24,6 @@ use crate::policy::Event;
 /// The session of a training.
 pub(crate) struct InSession {
     session: Session,
-    /// The step of the session that is the first one of the training.
-    first: u64,
     /// The epoch in whose group the trainer works.
     epoch: Option<u64>,
     attempt: Attempt,
@@ -42,7 +40,6 @@ pub(crate) struct InSession {
 enum Attempt {
     /// It has begun, and the program does not know of it.
     New {
-        /// Of the session.
         step: u64,
     },
     /// It has no verdict yet.
@@ -52,13 +49,15 @@ enum Attempt {
 
 impl InSession {
     /// In the group of the first attempt, which begins.
-    pub(crate) fn new(mut session: Session) -> Result<(Self, Group), SessionError> {
-        let first = session.step();
+    pub(crate) fn new(mut session: Session) -> Result<(Self, Group), TrainError> {
         let step = session.next()?;
+        if step > 0 {
+            return Err(TrainError::Late { step });
+        }
         let (epoch, group) = (session.attempted_epoch(), session.group()?.clone());
         let attempt = Attempt::New { step };
         let (is_told, is_asked) = (false, false);
-        Ok((Self { session, first, epoch, attempt, is_told, is_asked, failed: None }, group))
+        Ok((Self { session, epoch, attempt, is_told, is_asked, failed: None }, group))
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -100,8 +99,8 @@ impl InSession {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Begins an attempt, unless a new one has. Returns its step, of the training, and the group if
-    /// it is another one.
+    /// Begins an attempt, unless a new one has. Returns its step, and the group if it is another
+    /// one.
     fn begin(&mut self) -> Result<(u64, Option<Group>), SessionError> {
         let step = match self.attempt {
             Attempt::New { step } => step,
@@ -110,10 +109,10 @@ impl InSession {
         self.attempt = Attempt::UnderWay;
         let newest = self.session.attempted_epoch();
         if self.epoch == newest {
-            return Ok((step - self.first, None));
+            return Ok((step, None));
         }
         (self.epoch, self.is_told) = (newest, false);
-        Ok((step - self.first, Some(self.session.group()?.clone())))
+        Ok((step, Some(self.session.group()?.clone())))
     }
 
     /// Ends the attempt. Returns whether it is committed.
@@ -133,8 +132,7 @@ fn session_of(trainer: &mut Trainer) -> &mut InSession {
 pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainError> {
     loop {
         give_up_what_was_left(trainer)?;
-        let InSession { session, first, .. } = session_of(trainer);
-        if session.step() - *first >= trainer.steps {
+        if session_of(trainer).session.step() >= trainer.steps {
             return Ok(None);
         }
         let number = begin(trainer)?;

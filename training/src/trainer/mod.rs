@@ -217,15 +217,15 @@ impl Trainer {
         Ok(Self::of_plan(group, (plan, vectors), scheme, layout, steps))
     }
 
-    /// A training of `steps` steps in a session, which it leaves at its end; the arguments are the
-    /// same on all members. When members end, stop or are out of reach, the others go on: a step
-    /// in which that happened is computed again, by the members that there are then
-    /// ([`Step::members`]). Each step counts once, on all of them.
+    /// A training of `steps` steps in a session that has made none, and which it leaves at its end;
+    /// the arguments are the same on all members. When members end, stop or are out of reach, the
+    /// others go on: a step in which that happened is computed again, by the members that there are
+    /// then ([`Step::members`]). Each step counts once, on all of them.
     ///
     /// # Errors
     ///
     /// [`Refusal::Members`](crate::Refusal::Members), if the scheme has no such form;
-    /// [`TrainError::Session`]; those of [`Trainer::new`].
+    /// [`TrainError::Late`]; [`TrainError::Session`]; those of [`Trainer::new`].
     pub fn in_session(
         session: Session,
         scheme: &Scheme,

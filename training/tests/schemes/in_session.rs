@@ -159,6 +159,16 @@ fn what_a_session_has_not_is_refused_by_name() {
 }
 
 #[test]
+fn a_session_that_has_made_steps_trains_nobody_who_lacks_the_parameters() {
+    for refused in with_session(Fabric::Tcp, |mut session| {
+        session.attempt(|group, _| group.barrier()).expect("nobody ends");
+        Trainer::in_session(session, &scheme("sync"), &Linear.layout(), STEPS).map(drop)
+    }) {
+        assert!(matches!(refused, Err(TrainError::Late { step: 1 })), "{refused:?}");
+    }
+}
+
+#[test]
 fn schemes_whose_ranks_have_something_of_their_own_are_refused_with_the_reason() {
     let layout = Layout::of(&[8, 8]);
     for scheme in Scheme::ALL.into_iter().filter(|scheme| !matches!(scheme, Scheme::Sync { .. })) {
