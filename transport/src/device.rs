@@ -70,8 +70,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use self::error::{
-    BackendError, ConnectError, LossCause, LossKind, MapError, PostError, Protection, ProtocolViolation,
-    RegisterError, SubmitError, TlsFault, TransferError,
+    BackendError, ConnectError, LossCause, LossKind, MapError, PostError, ProtocolViolation, RegisterError,
+    SubmitError, TransferError,
 };
 pub(crate) use self::error::{awaits_end, check_only, files_allowed};
 use crate::Rank;
@@ -80,6 +80,7 @@ use crate::clock::Nanos;
 use crate::memory::Memory;
 use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, Slice};
 use crate::signals::{Inline, Signal, Signals};
+pub use crate::tls::{Protection, TlsFault};
 
 /// Longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4096;

@@ -161,7 +161,7 @@ pub(super) struct Identity {
     pub(super) host: [u8; 16],
     pub(super) secret: Option<Secret>,
     /// `None` over Unix sockets, which the kernel protects.
-    pub(super) tls: Option<Tls>,
+    pub(crate) tls: Option<Tls>,
 }
 
 impl Identity {
@@ -171,7 +171,7 @@ impl Identity {
     }
 
     /// How a dialer protects a connection to this address.
-    pub(super) fn asked(&self, address: IpAddr) -> Protection {
+    pub(crate) fn asked(&self, address: IpAddr) -> Protection {
         self.tls.as_ref().map_or(Protection::Clear, |tls| tls.asked(address))
     }
 
@@ -285,7 +285,7 @@ impl Handshake {
     }
 
     /// The keys of the connection after the handshake, if it speaks TLS.
-    pub(super) fn take_session(&mut self) -> Option<Session> {
+    pub(crate) fn take_session(&mut self) -> Option<Session> {
         self.session.take()
     }
 
@@ -388,7 +388,7 @@ impl Handshake {
             return self.protected(own, theirs);
         }
         let tls = self.identity.tls.as_ref();
-        let begun = tls.ok_or(ProtocolViolation::Tls(TlsFault::Handshake)).and_then(|tls| match self.side {
+        let begun = tls.ok_or(TlsFault::Handshake).and_then(|tls| match self.side {
             Side::Dialer => tls.dial(),
             Side::Listener => tls.listen(),
         });
@@ -399,7 +399,7 @@ impl Handshake {
                 self.stage = Stage::Tls;
                 Progress::Pending
             }
-            Err(violation) => self.fail(violation),
+            Err(fault) => self.fail(fault.into()),
         }
     }
 
@@ -412,11 +412,11 @@ impl Handshake {
         match received {
             Ok(false) => return Progress::Pending,
             Ok(true) => {}
-            Err(violation) => return self.fail(violation),
+            Err(fault) => return self.fail(fault.into()),
         }
         match self.tls.take().map(TlsHandshake::finish) {
             Some(Ok(session)) => self.session = Some(session),
-            Some(Err(violation)) => return self.fail(violation),
+            Some(Err(fault)) => return self.fail(fault.into()),
             None => return self.fail(ProtocolViolation::MalformedFrame),
         }
         self.protected(&own, &theirs)

@@ -146,7 +146,7 @@ impl DialTarget {
     }
 
     /// Its address, over TCP.
-    pub(super) fn ip(&self) -> Option<IpAddr> {
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(address) => Some(address.ip()),
             Self::Unix(_) => None,

@@ -555,7 +555,7 @@ fn receive_sealed(
     let packet = packet::receive(stream, reader.room(1))?;
     reader.received(packet.bytes);
     loop {
-        let plain = reader.plain().map_err(ReceiveError::Violation)?;
+        let plain = reader.plain().map_err(|fault| ReceiveError::Violation(fault.into()))?;
         let count = plain.len();
         if count == 0 {
             return Ok(packet);

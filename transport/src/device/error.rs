@@ -16,6 +16,7 @@ use super::{Address, Event, MESSAGE_BYTES_MAX};
 use crate::Rank;
 use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
+use crate::tls::{Protection, TlsFault};
 
 /// An error of one fabric or its hardware, of a type that the backend defines. Two errors are equal
 /// when fabric and text are.
@@ -294,61 +295,10 @@ pub enum ProtocolViolation {
     Tls(TlsFault),
 }
 
-/// How an end of a TCP connection protects it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protection {
-    /// Not at all.
-    Clear,
-    /// By TLS, with keys that the proof of the job's secret covers.
-    Secret,
-    /// By TLS, with the user's certificates.
-    Certificates,
-}
-
-impl fmt::Display for Protection {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Clear => "speaks no TLS",
-            Self::Secret => "speaks TLS with the job's secret",
-            Self::Certificates => "speaks TLS with certificates",
-        })
+impl From<TlsFault> for ProtocolViolation {
+    fn from(fault: TlsFault) -> Self {
+        Self::Tls(fault)
     }
-}
-
-/// How TLS with the other end failed.
-#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TlsFault {
-    /// Its certificate has expired.
-    #[error("its certificate has expired; renew PLEACH_TLS_CERT there")]
-    Expired,
-    /// Its certificate is not valid yet.
-    #[error("its certificate is not valid yet; set the clocks of both hosts")]
-    NotValidYet,
-    /// Another authority has signed its certificate.
-    #[error(
-        "its certificate is not signed by the authority of PLEACH_TLS_CA; give all ranks the same authority"
-    )]
-    Foreign,
-    /// Its certificate is wrong in another way.
-    #[error("its certificate is not one for a rank; look at PLEACH_TLS_CERT there")]
-    Certificate,
-    /// It says that this rank's certificate has expired.
-    #[error("it says that this rank's certificate has expired; renew PLEACH_TLS_CERT here")]
-    OwnExpired,
-    /// It does not take this rank's certificate.
-    #[error("it does not take this rank's certificate; give all ranks the same PLEACH_TLS_CA")]
-    OwnRefused,
-    /// Bytes are not those that it has sealed: changed, left out or repeated on the way.
-    #[error(
-        "somebody has changed, left out or repeated bytes on the way from it; look who is between the two hosts"
-    )]
-    Tampered,
-    /// The handshake failed: another version, another protocol, or bytes that were changed.
-    #[error(
-        "the TLS handshake with it failed; run one version on all ranks, and look who is between the two hosts"
-    )]
-    Handshake,
 }
 
 /// Why a transfer failed.

@@ -476,7 +476,7 @@ impl<T> InConnection<T> {
         }
         let plain = match reader.plain() {
             Ok(plain) => plain,
-            Err(violation) => return Ok(Received::Violated(violation)),
+            Err(fault) => return Ok(Received::Violated(fault.into())),
         };
         if plain.is_empty() {
             return Ok(if is_drained { Received::Drained } else { Received::More });

@@ -1,17 +1,16 @@
 //! A build without the feature `tls`: no end ever has keys, so no value of these types exists.
 
-use super::{CertificateFiles, TlsError};
-use crate::device::ProtocolViolation;
+use super::{CertificateFiles, TlsError, TlsFault};
 
 pub(crate) const PLAIN_BYTES_MAX: usize = 16 << 10;
 pub(crate) const RECORDS_AT_ONCE: usize = 1;
 
 enum Never {}
 
-pub(super) struct Ends(Never);
+pub(crate) struct Ends(Never);
 
 impl Ends {
-    pub(super) fn new(_certificates: Option<&CertificateFiles>) -> Result<Self, TlsError> {
+    pub(crate) fn new(_certificates: Option<&CertificateFiles>) -> Result<Self, TlsError> {
         Err(TlsError::NotBuilt)
     }
 }
@@ -25,11 +24,11 @@ pub(crate) struct Session {
 pub(crate) struct TlsHandshake(Never);
 
 impl TlsHandshake {
-    pub(super) fn dial(ends: &Ends) -> Result<Self, ProtocolViolation> {
+    pub(crate) fn dial(ends: &Ends) -> Result<Self, TlsFault> {
         match ends.0 {}
     }
 
-    pub(super) fn listen(ends: &Ends) -> Result<Self, ProtocolViolation> {
+    pub(crate) fn listen(ends: &Ends) -> Result<Self, TlsFault> {
         match ends.0 {}
     }
 
@@ -41,11 +40,11 @@ impl TlsHandshake {
         match self.0 {}
     }
 
-    pub(crate) fn received(&mut self, _count: usize) -> Result<bool, ProtocolViolation> {
+    pub(crate) fn received(&mut self, _count: usize) -> Result<bool, TlsFault> {
         match self.0 {}
     }
 
-    pub(crate) fn finish(self) -> Result<Session, ProtocolViolation> {
+    pub(crate) fn finish(self) -> Result<Session, TlsFault> {
         match self.0 {}
     }
 }
@@ -89,7 +88,7 @@ impl TlsReader {
         match self.0 {}
     }
 
-    pub(crate) fn plain(&mut self) -> Result<&[u8], ProtocolViolation> {
+    pub(crate) fn plain(&mut self) -> Result<&[u8], TlsFault> {
         match self.0 {}
     }
 

@@ -31,28 +31,27 @@ use rustls::{
 use sha2::{Digest, Sha256};
 
 use super::{CertificateFiles, TlsError};
-use crate::auth::random_bytes;
 
 /// Before the 32 bytes of a private key of Ed25519 (RFC 8410, section 7).
 const ED25519_PREFIX: [u8; 16] = *b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
 
 /// The two configurations of rustls.
-pub(super) struct Ends {
-    pub(super) client: Arc<ClientConfig>,
-    pub(super) server: Arc<ServerConfig>,
+pub(crate) struct Ends {
+    pub(crate) client: Arc<ClientConfig>,
+    pub(crate) server: Arc<ServerConfig>,
     /// The key or certificate that this end shows as a listener.
-    pub(super) identity: [u8; 32],
+    pub(crate) identity: [u8; 32],
     /// The name for which a dialer asks, which is not sent.
-    pub(super) name: ServerName<'static>,
+    pub(crate) name: ServerName<'static>,
 }
 
 /// The identity of a key or certificate.
-pub(super) fn identity(shown: &[u8]) -> [u8; 32] {
+pub(crate) fn identity(shown: &[u8]) -> [u8; 32] {
     Sha256::digest(shown).into()
 }
 
 impl Ends {
-    pub(super) fn new(certificates: Option<&CertificateFiles>) -> Result<Self, TlsError> {
+    pub(crate) fn new(certificates: Option<&CertificateFiles>) -> Result<Self, TlsError> {
         let provider = Arc::new(provider());
         let (mut client, mut server, identity) = match certificates {
             None => with_fresh_key(provider)?,
@@ -87,7 +86,8 @@ fn library(error: impl std::fmt::Display) -> TlsError {
 type Configurations = (ClientConfig, ServerConfig, [u8; 32]);
 
 fn with_fresh_key(provider: Arc<CryptoProvider>) -> Result<Configurations, TlsError> {
-    let seed: [u8; 32] = random_bytes();
+    let mut seed = [0; 32];
+    provider.secure_random.fill(&mut seed).map_err(|_| library("no random bytes"))?;
     let private = PrivatePkcs8KeyDer::from([&ED25519_PREFIX[..], &seed].concat());
     let key = ring::sign::any_eddsa_type(&private).map_err(library)?;
     let public = key.public_key().ok_or_else(|| library("a key without its public half"))?.to_vec();

@@ -11,9 +11,9 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 use rustls::{AlertDescription, CertificateError, ConnectionTrafficSecrets, Error};
 
+use super::TlsFault;
 use super::ends::{Ends, identity};
 use super::record::{HEADER_BYTES, SEALED_BYTES_MAX, TlsReader, TlsWriter};
-use crate::device::{ProtocolViolation, TlsFault};
 
 /// Bytes that the other end may send before it is authenticated: a long chain of certificates.
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
@@ -33,14 +33,14 @@ pub(crate) enum KeySchedule {
 }
 
 impl KeySchedule {
-    pub(super) fn next_to_send(&mut self) -> Option<(u64, ConnectionTrafficSecrets)> {
+    pub(crate) fn next_to_send(&mut self) -> Option<(u64, ConnectionTrafficSecrets)> {
         match self {
             Self::Client(connection) => connection.update_tx_secret().ok(),
             Self::Server(connection) => connection.update_tx_secret().ok(),
         }
     }
 
-    pub(super) fn next_to_receive(&mut self) -> Option<(u64, ConnectionTrafficSecrets)> {
+    pub(crate) fn next_to_receive(&mut self) -> Option<(u64, ConnectionTrafficSecrets)> {
         match self {
             Self::Client(connection) => connection.update_rx_secret().ok(),
             Self::Server(connection) => connection.update_rx_secret().ok(),
@@ -76,14 +76,14 @@ enum Step {
 }
 
 impl TlsHandshake {
-    pub(super) fn dial(ends: &Ends) -> Result<Self, ProtocolViolation> {
+    pub(crate) fn dial(ends: &Ends) -> Result<Self, TlsFault> {
         let connection = UnbufferedClientConnection::new(Arc::clone(&ends.client), ends.name.clone());
         let mut handshake = Self::new(ends, End::Client(connection.map_err(|error| violation(&error))?));
         handshake.advance()?;
         Ok(handshake)
     }
 
-    pub(super) fn listen(ends: &Ends) -> Result<Self, ProtocolViolation> {
+    pub(crate) fn listen(ends: &Ends) -> Result<Self, TlsFault> {
         let connection = UnbufferedServerConnection::new(Arc::clone(&ends.server));
         Ok(Self::new(ends, End::Server(connection.map_err(|error| violation(&error))?)))
     }
@@ -125,17 +125,17 @@ impl TlsHandshake {
 
     /// Handles `count` bytes that were received into the room; whether the handshake is done. Also
     /// after an error there may be bytes to send, which tell the other end.
-    pub(crate) fn received(&mut self, count: usize) -> Result<bool, ProtocolViolation> {
+    pub(crate) fn received(&mut self, count: usize) -> Result<bool, TlsFault> {
         self.filled += count;
         self.received += count;
         if self.received > HANDSHAKE_BYTES_MAX {
-            return Err(ProtocolViolation::OversizedFrame);
+            return Err(TlsFault::Handshake);
         }
         let is_whole = self.filled >= self.record + HEADER_BYTES && self.filled == self.record_end();
         if is_whole { self.advance() } else { Ok(false) }
     }
 
-    fn advance(&mut self) -> Result<bool, ProtocolViolation> {
+    fn advance(&mut self) -> Result<bool, TlsFault> {
         loop {
             match self.turn() {
                 Step::Again => {}
@@ -171,8 +171,8 @@ impl TlsHandshake {
     }
 
     /// The keys, after the handshake.
-    pub(crate) fn finish(self) -> Result<Session, ProtocolViolation> {
-        let failed = ProtocolViolation::Tls(TlsFault::Handshake);
+    pub(crate) fn finish(self) -> Result<Session, TlsFault> {
+        let failed = TlsFault::Handshake;
         let (binding, secrets, schedule) = match self.end {
             End::Client(end) => {
                 let shown = end.peer_certificates().and_then(|shown| shown.first());
@@ -219,22 +219,22 @@ fn step<Data>(status: UnbufferedStatus<'_, '_, Data>, outgoing: &mut Vec<u8>) ->
 }
 
 /// What an error of rustls says about the other end.
-fn violation(error: &Error) -> ProtocolViolation {
+fn violation(error: &Error) -> TlsFault {
     use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext, UnknownIssuer};
-    ProtocolViolation::Tls(match error {
+    match error {
         Error::InvalidCertificate(Expired | ExpiredContext { .. }) => TlsFault::Expired,
         Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. }) => TlsFault::NotValidYet,
         Error::InvalidCertificate(UnknownIssuer) | Error::NoCertificatesPresented => TlsFault::Foreign,
         Error::InvalidCertificate(_) => TlsFault::Certificate,
         Error::DecryptError => TlsFault::Tampered,
-        Error::AlertReceived(alert) => return refusal(u8::from(*alert)),
+        Error::AlertReceived(alert) => refusal(u8::from(*alert)),
         _ => TlsFault::Handshake,
-    })
+    }
 }
 
 /// What an alert of the other end says.
-pub(super) fn refusal(alert: u8) -> ProtocolViolation {
-    ProtocolViolation::Tls(match AlertDescription::from(alert) {
+pub(crate) fn refusal(alert: u8) -> TlsFault {
+    match AlertDescription::from(alert) {
         AlertDescription::CertificateExpired => TlsFault::OwnExpired,
         AlertDescription::UnknownCA
         | AlertDescription::BadCertificate
@@ -244,5 +244,5 @@ pub(super) fn refusal(alert: u8) -> ProtocolViolation {
         | AlertDescription::AccessDenied => TlsFault::OwnRefused,
         AlertDescription::BadRecordMac | AlertDescription::DecryptError => TlsFault::Tampered,
         _ => TlsFault::Handshake,
-    })
+    }
 }

@@ -43,7 +43,6 @@ use self::ends::Ends;
 pub(crate) use self::handshake::{Session, TlsHandshake};
 #[cfg(feature = "tls")]
 pub(crate) use self::record::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsReader, TlsWriter};
-use crate::device::{Protection, ProtocolViolation, TlsFault};
 
 /// When TCP connections speak TLS: `PLEACH_TLS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +80,63 @@ impl fmt::Display for TlsMode {
             Self::Require => "require",
         })
     }
+}
+
+/// How an end of a TCP connection protects it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Not at all.
+    Clear,
+    /// By TLS, with keys that the proof of the job's secret covers.
+    Secret,
+    /// By TLS, with the user's certificates.
+    Certificates,
+}
+
+impl fmt::Display for Protection {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Clear => "speaks no TLS",
+            Self::Secret => "speaks TLS with the job's secret",
+            Self::Certificates => "speaks TLS with certificates",
+        })
+    }
+}
+
+/// How TLS with the other end failed.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsFault {
+    /// Its certificate has expired.
+    #[error("its certificate has expired; renew PLEACH_TLS_CERT there")]
+    Expired,
+    /// Its certificate is not valid yet.
+    #[error("its certificate is not valid yet; set the clocks of both hosts")]
+    NotValidYet,
+    /// Another authority has signed its certificate.
+    #[error(
+        "its certificate is not signed by the authority of PLEACH_TLS_CA; give all ranks the same authority"
+    )]
+    Foreign,
+    /// Its certificate is wrong in another way.
+    #[error("its certificate is not one for a rank; look at PLEACH_TLS_CERT there")]
+    Certificate,
+    /// It says that this rank's certificate has expired.
+    #[error("it says that this rank's certificate has expired; renew PLEACH_TLS_CERT here")]
+    OwnExpired,
+    /// It does not take this rank's certificate.
+    #[error("it does not take this rank's certificate; give all ranks the same PLEACH_TLS_CA")]
+    OwnRefused,
+    /// Bytes are not those that it has sealed: changed, left out or repeated on the way.
+    #[error(
+        "somebody has changed, left out or repeated bytes on the way from it; look who is between the two hosts"
+    )]
+    Tampered,
+    /// The handshake failed: another version, another protocol, or bytes that were changed.
+    #[error(
+        "the TLS handshake with it failed; run one version on all ranks, and look who is between the two hosts"
+    )]
+    Handshake,
 }
 
 /// The files of a user's own certificates, in PEM.
@@ -227,17 +283,17 @@ impl Tls {
     }
 
     /// The dialer's end of a handshake.
-    pub(crate) fn dial(&self) -> Result<TlsHandshake, ProtocolViolation> {
+    pub(crate) fn dial(&self) -> Result<TlsHandshake, TlsFault> {
         TlsHandshake::dial(self.ends()?)
     }
 
     /// The listener's end of a handshake.
-    pub(crate) fn listen(&self) -> Result<TlsHandshake, ProtocolViolation> {
+    pub(crate) fn listen(&self) -> Result<TlsHandshake, TlsFault> {
         TlsHandshake::listen(self.ends()?)
     }
 
-    fn ends(&self) -> Result<&Ends, ProtocolViolation> {
-        self.ends.as_deref().ok_or(ProtocolViolation::Tls(TlsFault::Handshake))
+    fn ends(&self) -> Result<&Ends, TlsFault> {
+        self.ends.as_deref().ok_or(TlsFault::Handshake)
     }
 }
 

@@ -14,21 +14,21 @@ use std::sync::{Arc, Mutex};
 use ring::aead::{self, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use rustls::ConnectionTrafficSecrets;
 
+use super::TlsFault;
 use super::handshake::KeySchedule;
-use crate::device::{ProtocolViolation, TlsFault};
 use crate::mutex::lock;
 
 /// Longest plain text of a record, in bytes.
 pub(crate) const PLAIN_BYTES_MAX: usize = 16 << 10;
 
 /// What a record adds to its plain text, in bytes: header, type and tag.
-pub(super) const RECORD_OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
+pub(crate) const RECORD_OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
 
 /// Length of a record's header, in bytes: type (1), version (2), length of the rest (2).
-pub(super) const HEADER_BYTES: usize = 5;
+pub(crate) const HEADER_BYTES: usize = 5;
 
 /// Longest record without its header, in bytes.
-pub(super) const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
+pub(crate) const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
 
 const TAG_BYTES: usize = 16;
 
@@ -88,7 +88,7 @@ pub(crate) struct TlsWriter {
 }
 
 impl TlsWriter {
-    pub(super) fn new(
+    pub(crate) fn new(
         secrets: &(u64, ConnectionTrafficSecrets),
         schedule: Arc<Mutex<KeySchedule>>,
     ) -> Option<Self> {
@@ -176,7 +176,7 @@ pub(crate) struct TlsReader {
 }
 
 impl TlsReader {
-    pub(super) fn new(
+    pub(crate) fn new(
         secrets: &(u64, ConnectionTrafficSecrets),
         schedule: Arc<Mutex<KeySchedule>>,
     ) -> Option<Self> {
@@ -221,7 +221,7 @@ impl TlsReader {
     /// # Errors
     ///
     /// When a record is not what the other end has sealed.
-    pub(crate) fn plain(&mut self) -> Result<&[u8], ProtocolViolation> {
+    pub(crate) fn plain(&mut self) -> Result<&[u8], TlsFault> {
         while self.plain.is_empty() && self.open_next()? {}
         Ok(&self.buffer[self.plain.clone()])
     }
@@ -232,8 +232,8 @@ impl TlsReader {
     }
 
     /// Opens the next record, if it is whole.
-    fn open_next(&mut self) -> Result<bool, ProtocolViolation> {
-        let tampered = ProtocolViolation::Tls(TlsFault::Tampered);
+    fn open_next(&mut self) -> Result<bool, TlsFault> {
+        let tampered = TlsFault::Tampered;
         let start = self.sealed.start;
         let sealed = &mut self.buffer[self.sealed.clone()];
         let Some(header) = sealed.first_chunk::<HEADER_BYTES>().copied() else { return Ok(false) };
@@ -260,7 +260,7 @@ impl TlsReader {
                 self.key = secrets.as_ref().and_then(RecordKey::new).ok_or(tampered)?;
             }
             ALERT if plain.len() == 2 => return Err(super::handshake::refusal(plain[1])),
-            _ => return Err(ProtocolViolation::MalformedFrame),
+            _ => return Err(TlsFault::Handshake),
         }
         self.sealed.start = start + HEADER_BYTES + len;
         Ok(true)

@@ -21,7 +21,7 @@ fn certified(name: &str, authority: &str) -> Tls {
 }
 
 /// Gives bytes to an end as a socket does; whether its handshake is done.
-fn feed(end: &mut TlsHandshake, mut bytes: &[u8]) -> Result<bool, ProtocolViolation> {
+fn feed(end: &mut TlsHandshake, mut bytes: &[u8]) -> Result<bool, TlsFault> {
     let mut is_done = false;
     while !bytes.is_empty() && !is_done {
         let room = end.room();
@@ -35,7 +35,7 @@ fn feed(end: &mut TlsHandshake, mut bytes: &[u8]) -> Result<bool, ProtocolViolat
 }
 
 /// A handshake; what each end comes to, and the last bytes of the listener.
-fn shake(dialer: &Tls, listener: &Tls) -> ([Result<Session, ProtocolViolation>; 2], Vec<u8>) {
+fn shake(dialer: &Tls, listener: &Tls) -> ([Result<Session, TlsFault>; 2], Vec<u8>) {
     let (mut low, mut high) = (dialer.dial().expect("has keys"), listener.listen().expect("has keys"));
     assert_eq!(feed(&mut high, &low.take_outgoing()), Ok(false));
     let seen = feed(&mut low, &high.take_outgoing());
@@ -58,7 +58,7 @@ fn sessions() -> [Session; 2] {
 }
 
 /// Gives records to a reader; all that it opens.
-fn open(reader: &mut TlsReader, mut sealed: &[u8]) -> Result<Vec<u8>, ProtocolViolation> {
+fn open(reader: &mut TlsReader, mut sealed: &[u8]) -> Result<Vec<u8>, TlsFault> {
     let mut opened = Vec::new();
     loop {
         let plain = reader.plain()?;
@@ -101,7 +101,7 @@ fn what_one_end_seals_the_other_opens_and_nobody_else_reads() {
 
 #[test]
 fn records_that_were_changed_left_out_repeated_or_moved_are_found_out() {
-    let tampered = Err(ProtocolViolation::Tls(TlsFault::Tampered));
+    let tampered = Err(TlsFault::Tampered);
     let seal = |session: &mut Session, bytes: &[u8]| {
         session.writer.seal(bytes);
         session.writer.take_waiting()
@@ -175,7 +175,7 @@ fn keys_have_successors_in_both_directions_and_rustls_reads_them() {
 #[test]
 fn certificates_are_those_of_the_authority_and_not_expired() {
     let rank = || certified("rank", "authority");
-    let fault = |fault| Err::<(), _>(ProtocolViolation::Tls(fault));
+    let fault = |fault| Err::<(), _>(fault);
     let (ends, _) = shake(&rank(), &rank());
     let [low, high] = ends.map(|end| end.expect("both are as they should be"));
     assert_eq!(low.binding, high.binding);

@@ -447,8 +447,9 @@ impl Dialer<'_> {
         }
     }
 
-    fn violated(&self, violation: ProtocolViolation) -> DialFailure {
-        DialFailure::Final(OpenStoreError::Violated { address: self.address.to_owned(), violation })
+    fn violated(&self, violation: impl Into<ProtocolViolation>) -> DialFailure {
+        let (address, violation) = (self.address.to_owned(), violation.into());
+        DialFailure::Final(OpenStoreError::Violated { address, violation })
     }
 
     /// The secret that the store gives to processes of its user.

@@ -51,7 +51,7 @@ const WARNINGS_MAX: u32 = 16;
 const VALUES_PER_RANK: usize = 1024;
 
 /// Bytes read from one connection at a time.
-pub(super) const READ_BYTES: usize = 16 * 1024;
+pub(crate) const READ_BYTES: usize = 16 * 1024;
 
 /// Requests of one connection answered before the others get their turn.
 const REQUESTS_AT_ONCE: usize = 16;
