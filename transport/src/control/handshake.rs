@@ -160,8 +160,6 @@ pub(super) struct Identity {
     pub(crate) incarnation: Incarnation,
     pub(super) host: [u8; 16],
     pub(super) secret: Option<Secret>,
-    /// `None` over Unix sockets, which the kernel protects.
-    pub(crate) tls: Option<Tls>,
 }
 
 impl Identity {
@@ -172,7 +170,12 @@ impl Identity {
 
     /// How a dialer protects a connection to this address.
     pub(crate) fn asked(&self, address: IpAddr) -> Protection {
-        self.tls.as_ref().map_or(Protection::Clear, |tls| tls.asked(address))
+        self.tls().map_or(Protection::Clear, |tls| tls.asked(address))
+    }
+
+    /// What the device has set when it began.
+    fn tls(&self) -> Option<Tls> {
+        self.secret.as_ref()?.tls().ok()
     }
 
     /// The hello to a peer of this world.
@@ -295,7 +298,7 @@ impl Handshake {
         let message_end = self.message_bytes().max(self.filled);
         match (self.stage, &mut self.tls, &mut self.session) {
             (Stage::Tls, Some(tls), _) => tls.room(),
-            (Stage::Answer | Stage::Verdict, _, Some(session)) => session.reader.room_of_record(),
+            (Stage::Answer | Stage::Verdict, _, Some(session)) => session.reader().room_of_record(),
             _ => &mut self.incoming[self.filled..message_end],
         }
     }
@@ -354,15 +357,15 @@ impl Handshake {
     fn opened(&mut self, count: usize) -> Result<usize, ProtocolViolation> {
         let expected = self.message_bytes();
         let Some(session) = self.session.as_mut().filter(|_| expected > 0) else { return Ok(count) };
-        session.reader.received(count);
-        let plain = session.reader.plain()?;
+        session.reader().received(count);
+        let plain = session.reader().plain()?;
         let len = plain.len();
         if len > 0 {
             if len != expected {
                 return Err(ProtocolViolation::MalformedFrame);
             }
             self.incoming[..len].copy_from_slice(plain);
-            session.reader.take(len);
+            session.reader().take(len);
         }
         Ok(len)
     }
@@ -371,8 +374,8 @@ impl Handshake {
     fn say(&mut self, message: &[u8]) {
         match &mut self.session {
             Some(session) => {
-                session.writer.seal(message);
-                self.outgoing.append(&mut session.writer.take_waiting());
+                session.writer().seal(message);
+                self.outgoing.append(&mut session.writer().take_waiting());
             }
             None => self.outgoing.extend_from_slice(message),
         }
@@ -387,7 +390,7 @@ impl Handshake {
         if own.protection == Protection::Clear {
             return self.protected(own, theirs);
         }
-        let tls = self.identity.tls.as_ref();
+        let tls = self.identity.tls();
         let begun = tls.ok_or(TlsFault::Handshake).and_then(|tls| match self.side {
             Side::Dialer => tls.dial(),
             Side::Listener => tls.listen(),
@@ -438,7 +441,7 @@ impl Handshake {
 
     /// The bytes that both ends must agree on.
     fn claim(&self, dialer: &Hello, listener: &Hello) -> Vec<u8> {
-        let binding = self.session.as_ref().map(|session| &session.binding[..]);
+        let binding = self.session.as_ref().map(|session| &session.binding()[..]);
         [&dialer.encode()[..], &listener.encode(), binding.unwrap_or_default()].concat()
     }
 
@@ -466,7 +469,7 @@ impl Handshake {
             // The dialer alone knows its rank for this end.
             (own.rank, own.world_size) = (theirs.expected, NO_WORLD);
         }
-        if let (Some(tls), Some(from)) = (&self.identity.tls, self.from) {
+        if let (Some(tls), Some(from)) = (self.identity.tls(), self.from) {
             own.protection = tls.answered(from, theirs.protection);
         }
         self.outgoing.extend_from_slice(&own.encode());

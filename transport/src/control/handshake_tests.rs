@@ -13,6 +13,7 @@ const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const PROTECTION_AT: usize = 11;
 
 fn identity(rank: u32, mode: TlsMode) -> Identity {
+    let tls = Tls::new(mode, None).expect("needs no file");
     Identity {
         rank,
         world_size: 2,
@@ -21,8 +22,7 @@ fn identity(rank: u32, mode: TlsMode) -> Identity {
         process: 7,
         incarnation: Incarnation::fresh(),
         host: [0; 16],
-        secret: Some(Secret::new(b"known to both ends")),
-        tls: Some(Tls::new(mode, None).expect("needs no file")),
+        secret: Some(Secret::new(b"known to both ends").with_tls(tls)),
     }
 }
 
@@ -80,10 +80,10 @@ fn shake([dialer, listener]: &mut [Handshake; 2], change: impl Fn(&mut Vec<u8>))
 }
 
 fn open(session: &mut Session, sealed: &[u8]) -> Vec<u8> {
-    let room = session.reader.room(1);
+    let room = session.reader().room(1);
     room[..sealed.len()].copy_from_slice(sealed);
-    session.reader.received(sealed.len());
-    session.reader.plain().expect("what the other end has sealed").to_vec()
+    session.reader().received(sealed.len());
+    session.reader().plain().expect("what the other end has sealed").to_vec()
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn ends_that_both_want_tls_have_keys_of_one_connection() {
     let results = shake(&mut ends, |_| {});
     assert!(results.iter().all(|result| matches!(result, Progress::Done(_))), "{results:?}");
     let [mut high, mut low] = ends.map(|mut end| end.take_session().expect("keys"));
-    high.writer.seal(b"a frame");
-    assert_eq!(open(&mut low, &high.writer.take_waiting()), b"a frame");
+    high.writer().seal(b"a frame");
+    assert_eq!(open(&mut low, &high.writer().take_waiting()), b"a frame");
 }
 
 #[test]
@@ -172,11 +172,11 @@ fn nobody_in_between_stands_between_two_handshakes_of_tls() {
     let (mut to_listener, _) = stand_in(own.dial().expect("keys"), &mut listener, Vec::new());
     let sealed = if rest.is_empty() { said(&mut dialer) } else { rest };
     let answer = open(&mut to_dialer, &sealed);
-    to_listener.writer.seal(&answer);
-    let refused = feed(&mut listener, &to_listener.writer.take_waiting());
+    to_listener.writer().seal(&answer);
+    let refused = feed(&mut listener, &to_listener.writer().take_waiting());
     assert_eq!(refused, Progress::Failed(ProtocolViolation::WrongSecret, Some(1)));
     let verdict = open(&mut to_listener, &said(&mut listener));
-    to_dialer.writer.seal(&verdict);
-    let refused = feed(&mut dialer, &to_dialer.writer.take_waiting());
+    to_dialer.writer().seal(&verdict);
+    let refused = feed(&mut dialer, &to_dialer.writer().take_waiting());
     assert_eq!(refused, Progress::Failed(ProtocolViolation::WrongSecret, Some(0)));
 }

@@ -102,7 +102,7 @@ use crate::device::{
     Relay, Responder, Wake,
 };
 use crate::mutex::lock;
-use crate::tls::{Session, TlsWriter};
+use crate::tls::{Session, Tls, TlsMode, TlsReader, TlsWriter};
 use crate::{Rank, clock};
 
 /// How long dropping a device that departed waits for its peers to read the bye.
@@ -129,9 +129,21 @@ pub(crate) enum PairKind<'a> {
 
 /// A connection whose handshake is over.
 pub(crate) struct ProtectedSocket {
-    pub(crate) socket: OwnedFd,
-    /// The keys, if it speaks TLS.
-    pub(crate) session: Option<Session>,
+    socket: OwnedFd,
+    session: Option<Session>,
+}
+
+impl ProtectedSocket {
+    /// With its keys, if it speaks TLS.
+    fn new(socket: OwnedFd, session: Option<Session>) -> Self {
+        Self { socket, session }
+    }
+
+    /// The socket, and what seals and opens its bytes if it speaks TLS.
+    pub(crate) fn split(self) -> (OwnedFd, Option<TlsWriter>, Option<Box<TlsReader>>) {
+        let (writer, reader) = self.session.map(Session::split).unzip();
+        (self.socket, writer, reader.map(Box::new))
+    }
 }
 
 /// A pair that has its control stream and its data connections.
@@ -142,8 +154,8 @@ pub(crate) struct OpenedPair {
     pub(crate) own_rank: Rank,
     /// Signal slots that the peer keeps for this rank.
     pub(crate) signal_slots: u32,
-    pub(crate) to_peer: Vec<ProtectedSocket>,
-    pub(crate) from_peer: Vec<ProtectedSocket>,
+    /// The data connections to the peer, and those from it.
+    pub(crate) data: [Vec<ProtectedSocket>; 2],
     /// The files that the peer sent, over Unix sockets.
     pub(crate) files: Vec<OwnedFd>,
     /// The control stream.
@@ -243,6 +255,7 @@ impl<H: FabricHandler + 'static> Control<H> {
     ) -> Result<Self, OpenError> {
         let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
         let (listener, address) = network.listen(&config, has_secret)?;
+        // The kernel protects Unix sockets.
         let tls = match (&config.secret, listening_address_of(&address)) {
             (Some(secret), Some(ip)) if !network.is_unix() => {
                 let tls = secret.tls()?;
@@ -252,9 +265,9 @@ impl<H: FabricHandler + 'static> Control<H> {
                     address = address.0,
                     "{fabric}: who connects here {protection}"
                 );
-                Some(tls)
+                tls
             }
-            _ => None,
+            _ => Tls::new(TlsMode::Off, None)?,
         };
         let system = |resource| move |source: io::Error| OpenError::System { resource, source };
         let signal_slots = config.signal_slots.min(usize::from(u16::MAX) + 1);
@@ -266,8 +279,7 @@ impl<H: FabricHandler + 'static> Control<H> {
             process: std::process::id(),
             incarnation,
             host: socket::host_identity(),
-            secret: config.secret,
-            tls,
+            secret: config.secret.map(|secret| secret.with_tls(tls)),
         };
         let handler = Arc::new(handler);
         let shared = Shared {

@@ -83,7 +83,6 @@ pub(crate) fn dial_by_hand(stream: &OwnedFd, [rank, peer]: [Rank; 2], world_size
         incarnation: Incarnation::fresh(),
         host: [0; 16],
         secret: None,
-        tls: None,
     };
     let mut handshake = Handshake::dial(
         &identity,

@@ -114,10 +114,10 @@ struct Sealing {
 
 impl OutConnection {
     pub(super) fn new(connection: ProtectedSocket) -> Self {
-        let seal = |session: crate::tls::Session| Box::new(Sealing { writer: session.writer, waiting: 0 });
+        let (socket, writer, _) = connection.split();
         Self {
-            socket: Socket::new(connection.socket),
-            sealing: connection.session.map(seal),
+            socket: Socket::new(socket),
+            sealing: writer.map(|writer| Box::new(Sealing { writer, waiting: 0 })),
             queue: VecDeque::with_capacity(64),
             sent: 0,
             blocked: false,
@@ -333,9 +333,10 @@ pub(super) struct InConnection<T> {
 
 impl<T> InConnection<T> {
     pub(super) fn new(connection: ProtectedSocket) -> Self {
+        let (socket, _, reader) = connection.split();
         Self {
-            socket: Socket::new(connection.socket),
-            reader: connection.session.map(|session| Box::new(session.reader)),
+            socket: Socket::new(socket),
+            reader,
             buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,

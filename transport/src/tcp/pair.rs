@@ -147,7 +147,7 @@ impl Pair {
     pub(super) fn new(
         peer: Rank,
         signal_slots: Signals,
-        OpenedPair { signal_slots: peer_signal_slots, to_peer, from_peer, .. }: OpenedPair,
+        OpenedPair { signal_slots: peer_signal_slots, data: [to_peer, from_peer], .. }: OpenedPair,
     ) -> Self {
         Self {
             incoming: from_peer.into_iter().map(InConnection::new).collect(),

@@ -16,9 +16,29 @@ impl Ends {
 }
 
 pub(crate) struct Session {
-    pub(crate) writer: TlsWriter,
-    pub(crate) reader: TlsReader,
-    pub(crate) binding: [u8; 32],
+    writer: TlsWriter,
+    reader: TlsReader,
+    binding: [u8; 32],
+}
+
+impl Session {
+    pub(crate) fn writer(&mut self) -> &mut TlsWriter {
+        &mut self.writer
+    }
+
+    pub(crate) fn reader(&mut self) -> &mut TlsReader {
+        &mut self.reader
+    }
+
+    /// The listener's key: a proof that covers it holds on this connection alone.
+    pub(crate) fn binding(&self) -> &[u8; 32] {
+        &self.binding
+    }
+
+    /// The two directions, each for a thread of its own.
+    pub(crate) fn split(self) -> (TlsWriter, TlsReader) {
+        (self.writer, self.reader)
+    }
 }
 
 pub(crate) struct TlsHandshake(Never);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::client::{Resumption, UnbufferedClientConnection, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{
     CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature,
     verify_tls13_signature_with_raw_key,
@@ -22,7 +22,8 @@ use rustls::pki_types::{
     CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
 };
 use rustls::server::{
-    AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier,
+    AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, ParsedCertificate, UnbufferedServerConnection,
+    WebPkiClientVerifier,
 };
 use rustls::sign::CertifiedKey;
 use rustls::{
@@ -37,12 +38,12 @@ const ED25519_PREFIX: [u8; 16] = *b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65
 
 /// The two configurations of rustls.
 pub(crate) struct Ends {
-    pub(crate) client: Arc<ClientConfig>,
-    pub(crate) server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
     /// The key or certificate that this end shows as a listener.
-    pub(crate) identity: [u8; 32],
+    identity: [u8; 32],
     /// The name for which a dialer asks, which is not sent.
-    pub(crate) name: ServerName<'static>,
+    name: ServerName<'static>,
 }
 
 /// The identity of a key or certificate.
@@ -66,6 +67,21 @@ impl Ends {
         let name = ServerName::try_from("pleach")
             .map_err(|error| TlsError::Library { reason: error.to_string() })?;
         Ok(Self { client: Arc::new(client), server: Arc::new(server), identity, name })
+    }
+
+    /// A dialer's connection that knows no socket.
+    pub(crate) fn dial(&self) -> Result<UnbufferedClientConnection, Error> {
+        UnbufferedClientConnection::new(Arc::clone(&self.client), self.name.clone())
+    }
+
+    /// A listener's connection that knows no socket, and the key that it will show.
+    pub(crate) fn listen(&self) -> Result<(UnbufferedServerConnection, [u8; 32]), Error> {
+        Ok((UnbufferedServerConnection::new(self.server())?, self.identity))
+    }
+
+    /// For connections of rustls with buffers, too.
+    pub(crate) fn server(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
     }
 }
 

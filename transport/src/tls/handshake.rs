@@ -20,10 +20,29 @@ const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 
 /// The keys of a connection, and whose they are.
 pub(crate) struct Session {
-    pub(crate) writer: TlsWriter,
-    pub(crate) reader: TlsReader,
+    writer: TlsWriter,
+    reader: TlsReader,
+    binding: [u8; 32],
+}
+
+impl Session {
+    pub(crate) fn writer(&mut self) -> &mut TlsWriter {
+        &mut self.writer
+    }
+
+    pub(crate) fn reader(&mut self) -> &mut TlsReader {
+        &mut self.reader
+    }
+
     /// The listener's key: a proof that covers it holds on this connection alone.
-    pub(crate) binding: [u8; 32],
+    pub(crate) fn binding(&self) -> &[u8; 32] {
+        &self.binding
+    }
+
+    /// The two directions, each for a thread of its own.
+    pub(crate) fn split(self) -> (TlsWriter, TlsReader) {
+        (self.writer, self.reader)
+    }
 }
 
 /// Makes the keys that follow those of a connection.
@@ -77,27 +96,20 @@ enum Step {
 
 impl TlsHandshake {
     pub(crate) fn dial(ends: &Ends) -> Result<Self, TlsFault> {
-        let connection = UnbufferedClientConnection::new(Arc::clone(&ends.client), ends.name.clone());
-        let mut handshake = Self::new(ends, End::Client(connection.map_err(|error| violation(&error))?));
+        let end = ends.dial().map_err(|error| violation(&error))?;
+        let mut handshake = Self::new(End::Client(end), [0; 32]);
         handshake.advance()?;
         Ok(handshake)
     }
 
     pub(crate) fn listen(ends: &Ends) -> Result<Self, TlsFault> {
-        let connection = UnbufferedServerConnection::new(Arc::clone(&ends.server));
-        Ok(Self::new(ends, End::Server(connection.map_err(|error| violation(&error))?)))
+        let (end, identity) = ends.listen().map_err(|error| violation(&error))?;
+        Ok(Self::new(End::Server(end), identity))
     }
 
-    fn new(ends: &Ends, end: End) -> Self {
-        Self {
-            end,
-            own_identity: ends.identity,
-            incoming: Vec::new(),
-            filled: 0,
-            record: 0,
-            received: 0,
-            outgoing: Vec::new(),
-        }
+    fn new(end: End, own_identity: [u8; 32]) -> Self {
+        let (incoming, outgoing) = (Vec::new(), Vec::new());
+        Self { end, own_identity, incoming, filled: 0, record: 0, received: 0, outgoing }
     }
 
     /// The bytes to send since the last call.

@@ -85,11 +85,12 @@ fn pattern(len: usize) -> Vec<u8> {
 
 #[test]
 fn what_one_end_seals_the_other_opens_and_nobody_else_reads() {
-    let [mut low, mut high] = sessions();
-    assert_eq!(low.binding, high.binding);
+    let [low, high] = sessions();
+    assert_eq!(low.binding(), high.binding());
+    let ((mut low_writer, mut low_reader), (mut high_writer, mut high_reader)) = (low.split(), high.split());
     for len in [1, 8, 16 << 10, (16 << 10) + 1, 100_000] {
         let sent = pattern(len);
-        for (from, to) in [(&mut low.writer, &mut high.reader), (&mut high.writer, &mut low.reader)] {
+        for (from, to) in [(&mut low_writer, &mut high_reader), (&mut high_writer, &mut low_reader)] {
             from.seal(&sent);
             let sealed = from.take_waiting();
             assert_eq!(sealed.len(), len + len.div_ceil(PLAIN_BYTES_MAX) * RECORD_OVERHEAD_BYTES);
@@ -103,36 +104,36 @@ fn what_one_end_seals_the_other_opens_and_nobody_else_reads() {
 fn records_that_were_changed_left_out_repeated_or_moved_are_found_out() {
     let tampered = Err(TlsFault::Tampered);
     let seal = |session: &mut Session, bytes: &[u8]| {
-        session.writer.seal(bytes);
-        session.writer.take_waiting()
+        session.writer().seal(bytes);
+        session.writer().take_waiting()
     };
     for bit in 0..8 * (RECORD_OVERHEAD_BYTES + 6) {
         let [mut low, mut high] = sessions();
         let mut sealed = seal(&mut low, b"signal");
         sealed[bit / 8] ^= 1 << (bit % 8);
         // A length that has grown waits for bytes that do not come, and gives none out.
-        let opened = open(&mut high.reader, &sealed);
+        let opened = open(high.reader(), &sealed);
         assert!(opened == tampered || opened == Ok(Vec::new()), "bit {bit}: {opened:?}");
     }
     let [mut low, mut high] = sessions();
     let (first, second) = (seal(&mut low, b"first"), seal(&mut low, b"second"));
-    assert_eq!(open(&mut high.reader, &first[..first.len() - 1]), Ok(Vec::new()), "a part gives nothing");
-    assert_eq!(open(&mut high.reader, &first[first.len() - 1..]), Ok(b"first".to_vec()));
-    assert_eq!(open(&mut high.reader, &first), tampered, "a record comes once");
+    assert_eq!(open(high.reader(), &first[..first.len() - 1]), Ok(Vec::new()), "a part gives nothing");
+    assert_eq!(open(high.reader(), &first[first.len() - 1..]), Ok(b"first".to_vec()));
+    assert_eq!(open(high.reader(), &first), tampered, "a record comes once");
     let [mut low, mut high] = sessions();
     let _ = seal(&mut low, b"first");
-    assert_eq!(open(&mut high.reader, &second), tampered, "another connection has other keys");
+    assert_eq!(open(high.reader(), &second), tampered, "another connection has other keys");
     let second = seal(&mut low, b"second");
-    assert_eq!(open(&mut high.reader, &second), tampered, "the first was left out");
+    assert_eq!(open(high.reader(), &second), tampered, "the first was left out");
     let [mut low, _] = sessions();
     let sealed = seal(&mut low, b"own");
-    assert_eq!(open(&mut low.reader, &sealed), tampered, "an end does not take its own records");
+    assert_eq!(open(low.reader(), &sealed), tampered, "an end does not take its own records");
 }
 
 #[test]
 fn keys_have_successors_in_both_directions_and_rustls_reads_them() {
     let listener = fresh();
-    let server = Arc::clone(&listener.ends.as_ref().expect("is on").server);
+    let server = listener.ends.as_ref().expect("is on").server();
     let mut theirs = rustls::ServerConnection::new(server).expect("a configuration");
     let mut ours = fresh().dial().expect("has keys");
     let mut is_done = false;
@@ -149,10 +150,10 @@ fn keys_have_successors_in_both_directions_and_rustls_reads_them() {
     theirs.process_new_packets().expect("the end of the handshake");
     assert!(!theirs.is_handshaking());
     let mut ours = ours.finish().expect("keys");
-    ours.writer.set_records_a_key(3);
+    ours.writer().set_records_a_key(3);
     let sent = pattern(300_000);
-    ours.writer.seal(&sent);
-    let sealed = ours.writer.take_waiting();
+    ours.writer().seal(&sent);
+    let sealed = ours.writer().take_waiting();
     let (mut rest, mut got) = (&sealed[..], Vec::new());
     while !rest.is_empty() {
         theirs.read_tls(&mut rest).expect("room");
@@ -164,8 +165,11 @@ fn keys_have_successors_in_both_directions_and_rustls_reads_them() {
     }
     assert!(got == sent, "rustls opens what was sealed here, under {} keys", 300_000_usize.div_ceil(3 << 14));
     // rustls asks for keys in return, which no end here does: these read each other's.
-    let [mut low, mut high] = sessions();
-    for (from, to) in [(&mut low.writer, &mut high.reader), (&mut high.writer, &mut low.reader)] {
+    let ((mut low_writer, mut low_reader), (mut high_writer, mut high_reader)) = {
+        let [low, high] = sessions();
+        (low.split(), high.split())
+    };
+    for (from, to) in [(&mut low_writer, &mut high_reader), (&mut high_writer, &mut low_reader)] {
         from.set_records_a_key(3);
         from.seal(&sent);
         assert!(open(to, &from.take_waiting()).as_ref() == Ok(&sent));
@@ -178,7 +182,7 @@ fn certificates_are_those_of_the_authority_and_not_expired() {
     let fault = |fault| Err::<(), _>(fault);
     let (ends, _) = shake(&rank(), &rank());
     let [low, high] = ends.map(|end| end.expect("both are as they should be"));
-    assert_eq!(low.binding, high.binding);
+    assert_eq!(low.binding(), high.binding());
     for (bad, at_other, at_own) in [
         (certified("expired", "authority"), TlsFault::Expired, TlsFault::OwnExpired),
         (certified("foreign", "authority"), TlsFault::Foreign, TlsFault::OwnRefused),
@@ -190,7 +194,7 @@ fn certificates_are_those_of_the_authority_and_not_expired() {
         let ([low, high], alert) = shake(&bad, &rank());
         assert_eq!(high.map(drop), fault(at_other));
         let mut low = low.expect("the listener is as it should be");
-        assert_eq!(open(&mut low.reader, &alert).map(drop), fault(at_own));
+        assert_eq!(open(low.reader(), &alert).map(drop), fault(at_own));
     }
 }
 

@@ -222,7 +222,7 @@ impl Watcher {
             (Progress::Done(hello), _) => {
                 if self.network.tune(&pending.socket).is_ok() {
                     let session = pending.handshake.take_session();
-                    let connection = ProtectedSocket { socket: pending.socket, session };
+                    let connection = ProtectedSocket::new(pending.socket, session);
                     self.add_connection(&hello, connection, dialed.is_some(), now);
                 } else if let Some(peer) = dialed {
                     self.dial_again(peer, now);
@@ -302,10 +302,9 @@ impl Watcher {
     fn read_control(&mut self, peer: Rank) -> Option<Arc<OwnedFd>> {
         let connections_of_attempt = self.peers[peer as usize].connections_of_attempt.as_mut()?;
         let control = connections_of_attempt.control.take()?;
-        let _ = self.network.tune_control(&control.socket);
-        let stream = Arc::new(control.socket);
-        let (writer, reader) =
-            control.session.map(|session| (session.writer, Box::new(session.reader))).unzip();
+        let (control, writer, reader) = control.split();
+        let _ = self.network.tune_control(&control);
+        let stream = Arc::new(control);
         connections_of_attempt.reading = Some((Arc::clone(&stream), writer));
         let (control, received) = (Arc::clone(&stream), ReceiveBuffer::new());
         let control = WatchedFile::Control { peer, stream: control, received, reader, watches_output: false };
@@ -374,8 +373,8 @@ impl Watcher {
             incarnation: connections_of_attempt.incarnation,
             own_rank: connections_of_attempt.own_rank,
             signal_slots: connections_of_attempt.signal_slots,
-            to_peer: connections_of_attempt.to_peer.into_iter().flatten().collect(),
-            from_peer: connections_of_attempt.from_peer.into_iter().flatten().collect(),
+            data: [connections_of_attempt.to_peer, connections_of_attempt.from_peer]
+                .map(|connections| connections.into_iter().flatten().collect()),
             files,
             stream,
         };

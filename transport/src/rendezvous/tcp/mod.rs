@@ -433,17 +433,17 @@ impl Dialer<'_> {
         until: Nanos,
     ) -> Result<(), DialFailure> {
         loop {
-            let plain = session.reader.plain().map_err(|violation| self.violated(violation))?;
+            let plain = session.reader().plain().map_err(|violation| self.violated(violation))?;
             if plain.len() == bytes.len() {
                 bytes.copy_from_slice(plain);
-                session.reader.take(bytes.len());
+                session.reader().take(bytes.len());
                 return Ok(());
             }
             if !plain.is_empty() {
                 return Err(self.violated(ProtocolViolation::MalformedFrame));
             }
-            let count = read_some(stream, session.reader.room_of_record(), until)?;
-            session.reader.received(count);
+            let count = read_some(stream, session.reader().room_of_record(), until)?;
+            session.reader().received(count);
         }
     }
 
@@ -514,14 +514,14 @@ fn read_some(stream: &mut TcpStream, bytes: &mut [u8], until: Nanos) -> Result<u
 
 /// The claim of a proof, which holds on this connection alone if it speaks TLS.
 fn bound(claim: &[u8], session: Option<&Session>) -> Vec<u8> {
-    let binding = session.map(|session| &session.binding[..]);
+    let binding = session.map(|session| &session.binding()[..]);
     [claim, binding.unwrap_or_default()].concat()
 }
 
 /// The bytes as records.
 fn sealed(session: &mut Session, bytes: &[u8]) -> Vec<u8> {
-    session.writer.seal(bytes);
-    session.writer.take_waiting()
+    session.writer().seal(bytes);
+    session.writer().take_waiting()
 }
 
 /// Reads once from a stream whose handshake is over, and appends all that was opened to `input`.
@@ -533,16 +533,16 @@ fn receive(stream: &mut TcpStream, session: Option<&mut Session>, input: &mut Ve
         input.extend_from_slice(&buffer[..count]);
         return Ok(count);
     };
-    let count = stream.read(session.reader.room(1))?;
-    session.reader.received(count);
+    let count = stream.read(session.reader().room(1))?;
+    session.reader().received(count);
     loop {
-        let plain = session.reader.plain().map_err(io::Error::other)?;
+        let plain = session.reader().plain().map_err(io::Error::other)?;
         let opened = plain.len();
         if opened == 0 {
             return Ok(count);
         }
         input.extend_from_slice(plain);
-        session.reader.take(opened);
+        session.reader().take(opened);
     }
 }
 

@@ -663,12 +663,12 @@ fn receive_up_to(stream: &mut TcpStream, input: &mut Vec<u8>, most: usize) -> io
 
 /// Reads once from the record that is coming, and appends what was opened to `input`.
 fn receive_record(stream: &mut TcpStream, session: &mut Session, input: &mut Vec<u8>) -> io::Result<usize> {
-    let count = stream.read(session.reader.room_of_record())?;
-    session.reader.received(count);
-    let plain = session.reader.plain().map_err(io::Error::other)?;
+    let count = stream.read(session.reader().room_of_record())?;
+    session.reader().received(count);
+    let plain = session.reader().plain().map_err(io::Error::other)?;
     let opened = plain.len();
     input.extend_from_slice(plain);
-    session.reader.take(opened);
+    session.reader().take(opened);
     Ok(count)
 }
 
