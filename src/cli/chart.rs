@@ -19,7 +19,7 @@ text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif
 @media(prefers-color-scheme:dark){.paper{fill:#0d1117}.ink{fill:#e6edf3}.soft{fill:#9198a1}.rail{stroke:#3d444d}}";
 
 /// One quantity of all curves.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Panel {
     /// The quantity, and what it is drawn over.
     pub(crate) caption: String,
@@ -29,12 +29,18 @@ pub(crate) struct Panel {
     pub(crate) last: String,
     /// By curve: points from 0 to 1, to the right and downwards.
     pub(crate) lines: Vec<Vec<(f64, f64)>>,
-    /// By curve: points of the same kind that are drawn as discs.
-    pub(crate) discs: Vec<Vec<(f64, f64)>>,
 }
 
 /// The whole picture, of curves with these names.
 pub(crate) fn picture(title: &str, names: &[&str], panels: &[Panel]) -> String {
+    picture_with_discs(title, names, panels, &[])
+}
+
+/// By curve: points of a panel that are drawn as discs.
+pub(crate) type Discs = Vec<Vec<(f64, f64)>>;
+
+/// The same with discs in each panel.
+pub(crate) fn picture_with_discs(title: &str, names: &[&str], panels: &[Panel], discs: &[Discs]) -> String {
     let (width, height) = (LEFT + WIDTH + 24.0, TOP + panels.len() as f64 * (HEIGHT + BELOW));
     let mut out = String::new();
     put!(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\">");
@@ -46,15 +52,16 @@ pub(crate) fn picture(title: &str, names: &[&str], panels: &[Panel]) -> String {
         put!(out, "<text x=\"{x}\" y=\"{y}\" fill=\"{colour}\">{}</text>", escaped(name));
     }
     for (number, panel) in panels.iter().enumerate() {
-        panel.draw(&mut out, TOP + number as f64 * (HEIGHT + BELOW));
+        let discs = discs.get(number).map_or(&[][..], Vec::as_slice);
+        panel.draw(&mut out, TOP + number as f64 * (HEIGHT + BELOW), discs);
     }
     put!(out, "</svg>");
     out
 }
 
 impl Panel {
-    fn draw(&self, out: &mut String, top: f64) {
-        let Self { caption, ends: (upper, lower), last, lines, discs } = self;
+    fn draw(&self, out: &mut String, top: f64, discs: &[Vec<(f64, f64)>]) {
+        let Self { caption, ends: (upper, lower), last, lines } = self;
         let bottom = top + HEIGHT;
         put!(out, "<rect class=\"rail\" x=\"{LEFT}\" y=\"{top}\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>");
         put!(out, "<text class=\"soft end\" x=\"{}\" y=\"{}\">{upper}</text>", LEFT - 6.0, top + 10.0);

@@ -46,7 +46,6 @@ pub(crate) fn picture(outlook: &Outlook) -> String {
             lines: curves(&names, &points, &|point| Some((x(point), y(model(point)))), &|point| {
                 Some((x(point), y(point.bound_s()?)))
             }),
-            discs: curves(&names, &points, &|point| Some((x(point), y(simulated(point)?))), &|_| None),
         },
         Panel {
             caption: "part of the bound that is reached over ranks".to_owned(),
@@ -58,15 +57,13 @@ pub(crate) fn picture(outlook: &Outlook) -> String {
                 &|point| Some((x(point), of_bound(point, model(point))?)),
                 &|_| None,
             ),
-            discs: curves(
-                &names,
-                &points,
-                &|point| Some((x(point), of_bound(point, simulated(point)?)?)),
-                &|_| None,
-            ),
         },
     ];
-    chart::picture(&title, &names, &panels)
+    let discs = [
+        curves(&names, &points, &|point| Some((x(point), y(simulated(point)?))), &|_| None),
+        curves(&names, &points, &|point| Some((x(point), of_bound(point, simulated(point)?)?)), &|_| None),
+    ];
+    chart::picture_with_discs(&title, &names, &panels, &discs)
 }
 
 /// Where a point is in a panel.

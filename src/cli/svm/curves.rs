@@ -78,7 +78,6 @@ fn picture(title: &str, curves: &[Curve]) -> String {
                 curve.points.iter().filter_map(place).collect()
             })
             .collect(),
-        discs: Vec::new(),
     };
     let panels = [
         panel("active samples", ("100 %".to_owned(), "0 %".to_owned()), &share),

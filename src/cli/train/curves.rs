@@ -84,7 +84,6 @@ fn picture(title: &str, name: &str, value_of: fn(&Point) -> f64, curves: &[Curve
         ends: (format!("{top:.3}"), "0".to_owned()),
         last: format!("{last:.2} s"),
         lines: curves.iter().map(|curve| curve.points.iter().filter_map(place).collect()).collect(),
-        discs: Vec::new(),
     };
     let names: Vec<&str> = curves.iter().map(|curve| curve.name.as_str()).collect();
     chart::picture(title, &names, &[panel])

@@ -414,8 +414,8 @@ impl<'a> Prepared<'a> {
         Duration::from_nanos(ended.at_ns().max(ended.links_ns()))
     }
 
-    /// Carries the schedule out for so many bytes a part: the time from the first call to the end on
-    /// the last rank.
+    /// Carries the schedule out for so many bytes a part: the time from the first call to the end
+    /// on the last rank.
     ///
     /// # Errors
     ///
