@@ -2,9 +2,9 @@
 //! they say compared.
 //!
 //! This process starts MAX ranks as members of a session, which add up what each contributes, step
-//! by step. One after the other is struck ([`Strikes`]) until MIN are left. As nobody joins a
-//! session yet, a new job begins then, until the time is up. Each member says of each step that it
-//! was told is committed who has contributed, and the digest of all its steps so far.
+//! by step. One after the other is struck ([`Strikes`]) until MIN are left. No process is started
+//! that joins, so a new job begins then, until the time is up. Each member says of each step that
+//! it was told is committed who has contributed, and the digest of all its steps so far.
 //! **Invariant:** of every member, the struck ones included, each step is checked by this process:
 //! it is the one behind the step before, and has the contributors and the digest that it has on
 //! every other member ([`Checker`]).
