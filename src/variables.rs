@@ -67,7 +67,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "PLEACH_TLS",
         "between addresses that are not loopback",
-        "when connections over TCP speak TLS 1.3: `off`, `on` (also on loopback), or `require` (as `on`, and RDMA between hosts is refused); the same on all ranks",
+        "when connections over TCP speak TLS 1.3: `off`, `on` (also on loopback), or `require` (as `on`, and RDMA between hosts is refused); the same on all ranks. Links of the tensor exchange have none",
     ),
     variable(
         "PLEACH_TLS_CERT",

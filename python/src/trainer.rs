@@ -19,7 +19,7 @@ use crate::group::{Group, Inner};
 /// A training, which owns the memory of the vectors.
 enum Training {
     Live(Box<RustTrainer>),
-    Ended(Trained),
+    Ended(Box<Trained>),
     /// Only while a call ends it.
     Ending,
 }
@@ -415,7 +415,7 @@ impl Trainer {
         self.call(py, |state| match std::mem::replace(&mut state.training, Training::Ending) {
             Training::Live(trainer) => match trainer.end() {
                 Ok(trained) => {
-                    state.training = Training::Ended(trained);
+                    state.training = Training::Ended(Box::new(trained));
                     Ok(())
                 }
                 Err((error, trainer)) => {

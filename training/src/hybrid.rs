@@ -11,7 +11,7 @@
 //!   member gets the sum for its own block below (reduce-scatter);
 //! * the gradient of a shard is averaged over the ranks that have the same one, one in each group.
 //!
-//! The last is `sync` on shards. So a [`Trainer`](crate::Trainer) on [`Hybrid::across`] does it,
+//! The last is `sync` on shards. So a [`Trainer`] on [`Hybrid::across`] does it,
 //! and no policy knows of activations: to compute a gradient is an exchange inside of the group,
 //! and nothing else changes.
 //!

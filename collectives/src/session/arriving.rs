@@ -108,7 +108,7 @@ impl Arrived {
         let connected = first.as_ref().map_or(0, |first| first.members().len() as u32);
         let device = SharedDevice::new(device, events, connected, move || waker.wake());
         let first = first.map(Arc::new);
-        let is_founder = first.is_some();
+        let (is_founder, committed_in) = (first.is_some(), first.clone());
         let member =
             Member::new(process, first, roster, elastic.clone(), Arc::clone(&device), Arc::clone(&incoming));
         let member = member.map_err(SessionError::LastWord)?;
@@ -143,6 +143,7 @@ impl Arrived {
             signals: Vec::new(),
             states: States::default(),
             has_states: is_founder,
+            committed_in,
             kept: None,
         };
         let seats = SeatThread::new(options.world, settings, terms, elastic.most);

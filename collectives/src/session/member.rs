@@ -215,13 +215,18 @@ impl Member {
             return; // The device has no such rank.
         }
         if is_known {
-            // This process may have heard of the record first.
-            if is_member {
+            // This process may have heard of the record first. Who is known stays where it is.
+            if is_member && !state.roster.contains(process) {
                 state.roster.insert(neighbour);
             }
         } else if state.newcomers.take_in(neighbour.clone(), &self.device) {
             tracing::info!("{process} waits to join");
             state.roster.insert(neighbour);
+            // Of those that it has displaced nothing is kept.
+            if let Some(record) = state.record.clone() {
+                let newcomers = &state.newcomers;
+                state.roster.keep(&record, |process| newcomers.contains(process));
+            }
         }
     }
 
@@ -558,9 +563,20 @@ impl Member {
     fn learned(&self, state: &mut State, record: &Arc<Record>, now: Nanos) {
         let before = state.record.replace(Arc::clone(record));
         state.newcomers.admitted(record);
+        // To one that waits to join, members are newcomers. Those that are out are no members of any
+        // record that it has.
+        let left = |process: Process| {
+            let is_replaced = record.on_seat(process.seat).is_some();
+            let is_out = |cause: &Cause| cause.process == process && cause.reason != Reason::Joined;
+            is_replaced || record.causes().iter().any(is_out)
+        };
+        let out: Vec<Process> =
+            state.newcomers.iter().map(Neighbour::process).filter(|process| left(*process)).collect();
+        out.into_iter().for_each(|process| self.sever(state, process));
         let newcomers = &state.newcomers;
         state.roster.keep(record, |process| newcomers.contains(process));
-        let is_of_nobody = before.as_ref().is_some_and(|before| before.members() == record.members());
+        let is_of_nobody = record.verdict() == Verdict::Retry
+            && before.as_ref().is_some_and(|before| before.members() == record.members());
         let is_repeat = is_of_nobody && before.is_some_and(|before| before.step() == record.step());
         state.repeats = if is_repeat { state.repeats + 1 } else { u32::from(is_of_nobody) };
         if state.repeats > self.elastic.retries_max {

@@ -116,6 +116,9 @@ pub struct Session {
     states: States,
     /// Whether this process has the states: it began the job, or has read them.
     has_states: bool,
+    /// The epoch in which the last step was committed, the same on all that committed it; of a
+    /// process that began the job, the first one before.
+    committed_in: Option<Arc<Record>>,
     /// What it has read of them.
     kept: Option<Kept>,
 }
@@ -256,10 +259,11 @@ impl Session {
     /// [`SessionError::Diverged`] names the members that differ, the same on all. Else see
     /// [`SessionError`].
     pub fn audit(&mut self) -> Result<(), SessionError> {
-        let first = self.await_entry()?;
-        let step = first.step().max(self.step);
-        let mut record = Arc::clone(&first);
-        while !self.healing(&record).audit(step, &self.states, &first)? {
+        // Who has come since has made no step with the others: it heals before its first one, so
+        // nobody waits for it here.
+        let Some(among) = self.committed_in.clone() else { return Ok(()) };
+        let mut record = self.await_entry()?;
+        while !self.healing(&record).audit(self.step, &self.states, &among)? {
             record = self.await_entry()?;
         }
         Ok(())
@@ -411,6 +415,7 @@ impl Session {
         }
         if verdict == Agreed::Committed {
             self.step = step + 1;
+            self.committed_in = attempted;
             return Ok(Verdict::Committed);
         }
         if state.is_out() {

@@ -72,6 +72,10 @@ impl Roster {
         self.0.insert(neighbour.process, neighbour);
     }
 
+    pub(crate) fn contains(&self, process: Process) -> bool {
+        self.0.contains_key(&process)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Neighbour> {
         self.0.values()
     }

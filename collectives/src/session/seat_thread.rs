@@ -113,9 +113,13 @@ impl SeatThread {
         let (host, share) = roster.place_for(member.process(), seat, shares_memory, self.seats);
         let told = Writer::default().u32(host).u32(share).raw(&roster.encode()).finish();
         server.invite(request, seat, &self.terms, &told, deadline)?;
-        if let Some((incarnation, address)) = server.arrived(request, now() + ARRIVAL_LIMIT)? {
-            let process = Process { seat: Seat(seat), incarnation };
-            member.newcomer(Neighbour::new(process, host, share, address));
+        let until = now() + ARRIVAL_LIMIT;
+        while now() < until && !member.is_over() {
+            if let Some((incarnation, address)) = server.arrived(request, until.min(now() + LISTEN))? {
+                let process = Process { seat: Seat(seat), incarnation };
+                member.newcomer(Neighbour::new(process, host, share, address));
+                break;
+            }
         }
         Ok(())
     }

@@ -340,6 +340,7 @@ impl GetDevice {
 
     /// As [`GetDevice::lend`], without waiting for more than [`BIND_WATCH`]: the part in which the
     /// bytes are.
+    #[cfg(any(test, feature = "grpc"))]
     pub(crate) fn lend_at_once(
         &mut self,
         memory: &Arc<LendableMemory>,

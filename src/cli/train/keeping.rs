@@ -129,10 +129,8 @@ impl KeepingArguments {
         let is_due = next == steps || self.every.is_some_and(|every| next.is_multiple_of(every));
         match &self.checkpoint {
             Some(folder) if is_due && next > first => {
-                if let Some(mut step) = trainer.step()? {
-                    // Then the optimizer has made all of its steps.
-                    step.vectors()?;
-                }
+                // Then the optimizer has made all of its steps.
+                trainer.settle()?;
                 let velocity = lock(sgd).velocity().to_vec();
                 let own = [(VELOCITY, &velocity[..])];
                 match hybrid {
@@ -177,6 +175,18 @@ fn resume(
                 note(&format!(
                     "{} is of {theirs} ranks, and there are {own}: the training begins at step 0 with the mean of \
                          their parameters, and without anything else of it",
+                    path.display()
+                ));
+            }
+        }
+        // With other ranks `auto` makes other groups.
+        Err(TrainError::Checkpoint(CheckpointError::Scheme { path, theirs, .. }))
+            if let Some(hybrid) = hybrid.filter(|_| matches!(theirs.parse(), Ok(Scheme::Hybrid { .. }))) =>
+        {
+            hybrid.restore_parameters(trainer, folder)?;
+            if rank == 0 {
+                note(&format!(
+                    "{} is by {theirs}: the training begins at step 0 with its network, and without anything else of it",
                     path.display()
                 ));
             }

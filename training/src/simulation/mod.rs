@@ -183,7 +183,7 @@ pub struct Simulated {
     pub has_ended: bool,
     /// The share of time in which ranks had nothing to compute.
     pub wait_share: f64,
-    /// The mean staleness of all steps ([`Staleness`](crate::interpreter::Staleness)).
+    /// The mean staleness of all steps ([`Staleness`]).
     pub staleness_mean: f64,
     /// The largest staleness.
     pub staleness_max: u64,

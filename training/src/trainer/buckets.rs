@@ -97,6 +97,16 @@ impl Trainer {
         self.start_asked()
     }
 
+    /// Waits until the updates of all steps so far are made. In a training by bucket some of them
+    /// come with the next step otherwise.
+    ///
+    /// # Errors
+    ///
+    /// See [`TrainError`].
+    pub fn settle(&mut self) -> Result<(), TrainError> {
+        if self.requested.is_some() { self.need_all() } else { Ok(()) }
+    }
+
     /// Waits until the step that was asked for has all buckets.
     pub(crate) fn need_all(&mut self) -> Result<(), TrainError> {
         if self.interpreter.is_by_bucket() {

@@ -18,6 +18,10 @@ use crate::device::{Incarnation, Protection, ProtocolViolation, TlsFault};
 use crate::tls::{Session, Tls, TlsHandshake};
 use crate::wire::{Reader, Writer};
 
+/// Sealed bytes of the messages of one handshake at most: one or two of some 60 bytes, and what a
+/// proof adds.
+const SEALED_BYTES_OF_HANDSHAKE_MAX: usize = 512;
+
 /// The beginning of every hello: the name and, as its last two bytes, the version of the protocol.
 const MAGIC: [u8; 8] = *b"pleach\0\x03";
 const NAME_BYTES: usize = 6;
@@ -238,6 +242,8 @@ pub(super) struct Handshake {
     tls: Option<TlsHandshake>,
     /// The keys of the connection, after that stage.
     session: Option<Session>,
+    /// Sealed bytes that came.
+    sealed: usize,
 }
 
 impl Handshake {
@@ -279,6 +285,7 @@ impl Handshake {
             outgoing: Vec::new(),
             tls: None,
             session: None,
+            sealed: 0,
         }
     }
 
@@ -357,6 +364,11 @@ impl Handshake {
     fn opened(&mut self, count: usize) -> Result<usize, ProtocolViolation> {
         let expected = self.message_bytes();
         let Some(session) = self.session.as_mut().filter(|_| expected > 0) else { return Ok(count) };
+        // Records without data are records too, and nobody is to be served them for ever.
+        self.sealed += count;
+        if self.sealed > SEALED_BYTES_OF_HANDSHAKE_MAX {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
         session.reader().received(count);
         let plain = session.reader().plain()?;
         let len = plain.len();

@@ -256,15 +256,23 @@ impl<H: FabricHandler + 'static> Control<H> {
         let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
         let (listener, address) = network.listen(&config, has_secret)?;
         // The kernel protects Unix sockets.
-        let tls = match (&config.secret, listening_address_of(&address)) {
-            (Some(secret), Some(ip)) if !network.is_unix() => {
+        let tls = match &config.secret {
+            Some(secret) if !network.is_unix() => {
                 let tls = secret.tls()?;
+                // All addresses of a host are not one address, and are reached from other hosts.
+                let ip = listening_address_of(&address).unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
                 let protection = tls.asked(ip);
                 tracing::info!(
                     rank = config.rank,
                     address = address.0,
                     "{fabric}: who connects here {protection}"
                 );
+                if !cfg!(feature = "tls") && tls.mode() == TlsMode::Auto && !ip.is_loopback() {
+                    tracing::warn!(
+                        rank = config.rank,
+                        "{fabric}: built without the feature 'tls': connections of other hosts are in clear"
+                    );
+                }
                 tls
             }
             _ => Tls::new(TlsMode::Off, None)?,
@@ -788,10 +796,10 @@ impl ControlStream {
 fn send_sealed(stream: &OwnedFd, writer: &mut TlsWriter, bytes: &[u8]) -> Result<usize, Errno> {
     send_rest(stream, writer)?;
     writer.seal(bytes);
-    match send_rest(stream, writer) {
-        Ok(()) | Err(Errno::AGAIN) => Ok(bytes.len()),
-        Err(errno) => Err(errno),
-    }
+    // What is sealed counts as sent whatever happens, as it must not be sealed again. The next call
+    // meets an error that lasts.
+    let _ = send_rest(stream, writer);
+    Ok(bytes.len())
 }
 
 /// Sends the sealed bytes that wait; fails with `AGAIN` when the stream is full.

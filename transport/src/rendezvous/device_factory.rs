@@ -9,7 +9,6 @@ use crate::device::{Device, DeviceConfig, LossCause, files_allowed};
 use crate::hybrid::{HybridDevice, PeerFabric};
 use crate::shm::ShmDevice;
 use crate::tcp::TcpDevice;
-use crate::tls::{TlsError, TlsMode};
 use crate::verbs::{self, VerbsDevice, VerbsOptions};
 
 /// Why a device was not made.
@@ -57,14 +56,6 @@ impl DeviceFactory for SystemDevices {
         peer_fabrics: &[PeerFabric],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError> {
-        if matches!(fabric, Fabric::Verbs | Fabric::HybridVerbs)
-            && let Some(secret) = &config.secret
-        {
-            let refused = |error: TlsError| FabricError { source: Box::new(error) };
-            if secret.tls().map_err(refused)?.mode() == TlsMode::Require {
-                return Err(refused(TlsError::Unprotected));
-            }
-        }
         match fabric {
             Fabric::Shm => boxed(ShmDevice::new(config)),
             Fabric::Tcp => boxed(TcpDevice::new(config)),

@@ -381,9 +381,11 @@ impl<T> InConnection<T> {
         self.spent > 0
     }
 
-    /// Whether this poll may receive no more.
+    /// Whether this poll may receive no more. Records that this process holds are opened in any
+    /// case: no socket tells of them.
     pub(super) fn is_spent(&self) -> bool {
-        self.spent >= RECEIVE_BYTES_PER_POLL
+        let has_more = || self.reader.as_ref().is_some_and(|reader| reader.has_whole());
+        self.spent >= RECEIVE_BYTES_PER_POLL && !has_more()
     }
 
     /// Moves buffered bytes to the destination of the arriving data; returns the action when all of
@@ -461,7 +463,11 @@ impl<T> InConnection<T> {
     fn receive_sealed(&mut self) -> io::Result<Received> {
         let Some(reader) = &mut self.reader else { return Ok(Received::Drained) };
         let mut is_drained = false;
-        if matches!(reader.plain(), Ok(plain) if plain.is_empty()) {
+        let has_plain = match reader.plain() {
+            Ok(plain) => !plain.is_empty(),
+            Err(fault) => return Ok(Received::Violated(fault.into())),
+        };
+        if !has_plain {
             let room = reader.room(RECORDS_AT_ONCE);
             let asked = room.len();
             match rustix::net::recv(self.socket.as_fd(), room, RecvFlags::DONTWAIT) {

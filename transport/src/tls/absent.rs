@@ -112,6 +112,10 @@ impl TlsReader {
         match self.0 {}
     }
 
+    pub(crate) fn has_whole(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn take(&mut self, _count: usize) {
         match self.0 {}
     }

@@ -181,7 +181,9 @@ pub enum TlsError {
         reason: String,
     },
     /// This program was built without TLS.
-    #[error("no TLS here: PLEACH_TLS asks for it, and this program was built without the feature 'tls'")]
+    #[error(
+        "no TLS here: PLEACH_TLS or PLEACH_TLS_CERT asks for it, and this program was built without the feature 'tls'"
+    )]
     NotBuilt,
     /// A fabric whose data nobody encrypts.
     #[error(
@@ -227,7 +229,8 @@ impl Tls {
     ///
     /// See [`TlsError`].
     pub fn new(mode: TlsMode, certificates: Option<&CertificateFiles>) -> Result<Self, TlsError> {
-        let is_wanted = mode != TlsMode::Off && (mode != TlsMode::Auto || cfg!(feature = "tls"));
+        let is_asked_for = mode != TlsMode::Auto || certificates.is_some();
+        let is_wanted = mode != TlsMode::Off && (is_asked_for || cfg!(feature = "tls"));
         let ends = if is_wanted { Some(Arc::new(Ends::new(certificates)?)) } else { None };
         Ok(Self { mode, has_certificates: certificates.is_some(), ends })
     }
@@ -247,7 +250,8 @@ impl Tls {
     ///
     /// See [`TlsError`].
     pub fn from_env_but(mode: Option<TlsMode>) -> Result<Self, TlsError> {
-        let (named, certificates) = parse(|name| std::env::var(name).ok())?;
+        let (named, certificates) =
+            parse(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))?;
         Self::new(mode.unwrap_or(named), certificates.as_ref())
     }
 

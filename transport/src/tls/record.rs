@@ -231,6 +231,13 @@ impl TlsReader {
         self.plain.start += count;
     }
 
+    /// Whether opened bytes or a whole record wait here.
+    pub(crate) fn has_whole(&self) -> bool {
+        let sealed = &self.buffer[self.sealed.clone()];
+        let is_whole = |header| sealed.len() >= HEADER_BYTES + length(header).min(SEALED_BYTES_MAX);
+        !self.plain.is_empty() || sealed.first_chunk().is_some_and(is_whole)
+    }
+
     /// Opens the next record, if it is whole.
     fn open_next(&mut self) -> Result<bool, TlsFault> {
         let tampered = TlsFault::Tampered;

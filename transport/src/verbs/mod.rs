@@ -112,6 +112,7 @@ use crate::device::{
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 use crate::signals::Signals;
+use crate::tls::{TlsError, TlsMode};
 
 /// Longest transfer, in bytes, if the NIC carries more.
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
@@ -199,6 +200,11 @@ impl VerbsDevice {
         incarnation: Incarnation,
         options: &VerbsOptions,
     ) -> Result<Self, OpenError> {
+        if let Some(secret) = &config.secret
+            && secret.tls()?.mode() == TlsMode::Require
+        {
+            return Err(TlsError::Unprotected.into());
+        }
         let library = library()?;
         let listed = objects::device_names(library);
         let names = listed.map_err(|_| PortError::NoDevice)?;
@@ -437,6 +443,9 @@ pub enum OpenError {
     /// No control streams.
     #[error(transparent)]
     Control(#[from] control::OpenError),
+    /// The encryption that is asked for cannot be had.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The NIC has too little of a resource.
     #[error(
         "RDMA device {device} has room for {ranks} ranks at most ({limit}); take fewer ranks a NIC or another fabric"

@@ -215,7 +215,8 @@ impl<'a> Links<'a> {
         if bytes == 0 {
             // It waits for nobody, so its arrival is known.
             let links = &self.table.hops[hops.0 as usize..hops.1 as usize];
-            let latency: u64 = links.iter().map(|&link| self.links[link as usize].latency).sum();
+            let latencies = links.iter().map(|&link| self.links[link as usize].latency);
+            let latency = latencies.fold(0, u64::saturating_add);
             self.arrive(id, head.saturating_add(latency));
             return head;
         }

@@ -421,7 +421,8 @@ impl Shared {
         // There is room already, or a queue has refused the put: the writer tries again after a
         // poll. The ends of puts come by polls too.
         let has_room = has_room(outgoing);
-        core.must_poll |= has_room || outgoing.has_under_way();
+        let is_new = core.waiters[place].writer.is_none();
+        core.must_poll |= has_room || (is_new && outgoing.has_under_way());
         let seen = if has_room { SeenRoom::NOTHING } else { seen };
         core.waiters[place].writer = Some((seen, context.waker().clone()));
         self.wake_to_poll(core);
@@ -552,18 +553,22 @@ impl Core {
         if self.waiting.is_empty() {
             return;
         }
-        while let Some((peer, signal)) = self.waiting.pop_front() {
+        // In order for each peer; one whose queue is full holds up no other.
+        let mut kept: VecDeque<(Rank, Signal)> = VecDeque::new();
+        for (peer, signal) in std::mem::take(&mut self.waiting) {
+            if kept.iter().any(|(full, _)| *full == peer) {
+                kept.push_back((peer, signal));
+                continue;
+            }
             match self.device.signal(peer, &signal, NO_PUT) {
                 Ok(_) => {}
-                Err(SubmitError::QueueFull { .. }) => {
-                    self.waiting.push_front((peer, signal));
-                    break;
-                }
+                Err(SubmitError::QueueFull { .. }) => kept.push_back((peer, signal)),
                 Err(error) => {
                     self.gone.entry(peer).or_insert_with(|| error.to_string());
                 }
             }
         }
+        self.waiting = kept;
         self.send_all();
     }
 

@@ -415,7 +415,7 @@ impl Dialer<'_> {
                 Ok(true) => break,
                 Err(violation) => {
                     // The alert that tells the store.
-                    stream.write_all(&handshake.take_outgoing())?;
+                    let _ = stream.write_all(&handshake.take_outgoing());
                     return Err(self.violated(violation));
                 }
             }
