@@ -398,9 +398,8 @@ fn every_combination_on_gpu_memory() {
 }
 
 /// 36 for calls and settings, two for late ranks (`partial`, `line`), and one for histograms of
-/// programs (`histogram_metric`). C and Python add four:
-/// the caller's registered memory (`register`, `deregister`), the caller's store (`join_in`), and
-/// signals (`interrupted_by`).
+/// programs (`histogram_metric`). C and Python add four: the caller's registered memory
+/// (`register`, `deregister`), the caller's store (`join_in`), and signals (`interrupted_by`).
 const METHODS_MAX: usize = 43;
 
 #[test]

@@ -563,12 +563,11 @@ impl Member {
     fn learned(&self, state: &mut State, record: &Arc<Record>, now: Nanos) {
         let before = state.record.replace(Arc::clone(record));
         state.newcomers.admitted(record);
-        // To one that waits to join, members are newcomers. Those that are out are no members of any
-        // record that it has.
+        // To one that waits to join, members are newcomers. It has no record with those that are
+        // out.
         let left = |process: Process| {
-            let is_replaced = record.on_seat(process.seat).is_some();
             let is_out = |cause: &Cause| cause.process == process && cause.reason != Reason::Joined;
-            is_replaced || record.causes().iter().any(is_out)
+            record.causes().iter().any(is_out)
         };
         let out: Vec<Process> =
             state.newcomers.iter().map(Neighbour::process).filter(|process| left(*process)).collect();
