@@ -292,7 +292,8 @@ fn who_dies_while_it_heals_holds_nobody_up(fabric: &str) {
     job.await_further_steps();
     job.finish();
     job.check();
-    assert!(job.committed(0).iter().rev().take(3).all(|(_, bits)| *bits == 0b111));
+    // Steps before may have been made with the one that died, which may have healed before.
+    assert_eq!(job.committed(0).last().map(|(_, bits)| *bits), Some(0b111));
 }
 
 fn who_died_comes_back_on_its_seat(fabric: &str) {

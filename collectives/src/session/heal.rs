@@ -221,6 +221,11 @@ impl Manifest {
         self.hashes.iter().fold(writer.count(self.hashes.len()), |writer, hash| writer.u64(*hash)).finish()
     }
 
+    /// Bytes of the manifest of so many states and blocks.
+    pub(crate) fn encoded_len(states: usize, blocks: usize) -> usize {
+        2 * size_of::<u32>() + 3 * size_of::<u64>() * states + size_of::<u64>() * blocks
+    }
+
     /// The manifest of as many states and blocks as this process has.
     pub(crate) fn decode(bytes: &[u8], states: usize, blocks: usize) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
@@ -282,6 +287,7 @@ mod tests {
         let slice = RemoteSlice { key: RegionKey(7), offset: 8, len: 90 };
         let manifest = Manifest { slices: vec![slice; 2], hashes: vec![1, 2, 3] };
         let bytes = manifest.encode();
+        assert_eq!(bytes.len(), Manifest::encoded_len(2, 3));
         assert_eq!(Manifest::decode(&bytes, 2, 3), Ok(manifest.clone()));
         assert!(Manifest::decode(&bytes, 1, 3).is_err() && Manifest::decode(&bytes, 2, 4).is_err());
         assert!((0..bytes.len()).all(|end| Manifest::decode(&bytes[..end], 2, 3).is_err()));

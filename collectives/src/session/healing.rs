@@ -149,7 +149,11 @@ impl<'a> Healing<'a> {
         let blocks = states.blocks();
         let mut manifests = Vec::new();
         for (source, place) in sources.iter().zip(places) {
-            let bytes = usize::try_from(place.len).unwrap_or(usize::MAX);
+            let bytes = Manifest::encoded_len(states.lengths().len(), blocks.len());
+            if place.len != bytes as u64 {
+                let (first, other, own) = (*source, self.own, states.describe());
+                return Err(SessionError::StatesDiffer { first, other, own });
+            }
             let memory = self.memory(bytes)?;
             if !self.read(*source, place, memory.slice(0..bytes).expect("it has so many"))? {
                 return Ok(None);

@@ -259,8 +259,14 @@ fn a_rank_that_leaves_is_named_by_those_that_need_it() {
             },
         );
         assert_eq!(errors[3], None);
-        for error in errors[..3].iter().map(|error| error.as_deref().expect("rank 3 has left")) {
-            assert!(error.contains("rank 3"), "{text}: {error}");
+        let errors: Vec<&str> =
+            errors[..3].iter().map(|error| error.as_deref().expect("rank 3 has left")).collect();
+        // Windows have a group of their own. There a rank may wait for one that has gone because it
+        // found in the other group that rank 3 had left.
+        let names = |rank: usize| errors[rank].contains("rank 3");
+        for error in &errors {
+            let left = (0..3).find(|rank| error.contains(&format!("rank {rank} has closed the group")));
+            assert!(error.contains("rank 3") || left.is_some_and(names), "{text}: {error}, {errors:?}");
         }
     }
 }
