@@ -6,24 +6,23 @@
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pleach::transport::clock::{self, Nanos};
+use pleach::transport::clock;
 use pleach::window::{Window, Word};
 use pleach::{Fabric, FabricChoice, Group, Launcher, Options, Rank, Rendezvous, World};
-use pleach_training::interpreter::Plan;
 use pleach_training::parallelize::{Machine, Network, Planner};
-use pleach_training::policy::{Actions, Event};
-use pleach_training::simulation::{Computing, Settings};
+use pleach_training::policy::Actions;
+use pleach_training::simulation::Settings;
 use pleach_training::zipline::{Objective, Prediction, place};
-use pleach_training::{Layout, Learner, Policy, Scheme, Simulation};
+use pleach_training::{Layout, Learner, Scheme, Simulation};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::allocations::{counted, most_bytes};
 use crate::claims::report::is_chosen;
 use crate::claims::world::Links;
 use crate::claims::{Material, barriers, median};
+use crate::told::{RANKS, halves, plan, schemes, settings, tell};
 
 /// A row: the quantity, its goal, its value, and whether it is reached.
 struct Limit {
@@ -68,97 +67,22 @@ pub(crate) fn measure(only: &[String], material: &Material) -> Result<String, St
 
 // ---- Policies.
 
-/// Ranks and steps of the trainings whose events are told again.
-const RANKS: u32 = 16;
-const STEPS: u64 = 200;
 /// How often events are told.
 const TIMES: usize = 31;
 const EVENT_NS: f64 = 200.0;
 
-/// Keeps the events of a policy.
-struct Recorded {
-    inner: Box<dyn Policy>,
-    events: Arc<Mutex<Vec<(Event, Nanos)>>>,
-}
-
-impl Policy for Recorded {
-    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
-        self.events.lock().expect("nobody panics").push((event, now));
-        self.inner.on(event, now, actions);
-    }
-}
-
-/// A model of a few parameters, whose gradients cost nothing.
-struct Small;
-
-impl Learner for Small {
-    fn layout(&self) -> Layout {
-        Layout::of(&[40, 40, 40, 40])
-    }
-
-    fn initial(&self) -> Vec<f32> {
-        vec![1.0; 160]
-    }
-
-    fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
-        let own = (u64::from(rank) + step) as f32 * 1e-3;
-        gradient.iter_mut().zip(parameters).for_each(|(gradient, x)| *gradient = 0.01 * x + own);
-        1.0
-    }
-}
-
-fn settings(ranks: u32, steps: u64) -> Settings {
-    let computing = Computing::default();
-    Settings { ranks, steps, seed: 9, computing, learning_rate: 1e-3, momentum: 0.0, observed_every: steps }
-}
-
-/// The plan of rank 0.
-fn plan(scheme: &Scheme) -> Result<Plan, String> {
-    scheme.plan(&Small.layout(), 0, RANKS).map_err(|error| error.to_string())
-}
-
-/// What rank 0 is told in a training.
-fn events(scheme: &Scheme) -> Result<Vec<(Event, Nanos)>, String> {
-    let events = Arc::new(Mutex::new(Vec::new()));
-    let recorded = |rank| {
-        let plan = scheme.plan(&Small.layout(), rank, RANKS).expect("it was not refused for rank 0");
-        if rank > 0 {
-            return plan;
-        }
-        Plan { policy: Box::new(Recorded { inner: plan.policy, events: events.clone() }), ..plan }
-    };
-    let simulation = Simulation::of_plans(&Small, &settings(RANKS, STEPS), recorded);
-    let simulation = simulation.map_err(|error| error.to_string())?;
-    simulation.run(&mut Links::default(), &mut |_| {}).map_err(|error| format!("{scheme}: {error}"))?;
-    let events = events.lock().expect("nobody panics").clone();
-    Ok(events)
-}
-
-fn tell(policy: &mut dyn Policy, events: &[(Event, Nanos)], actions: &mut Actions) {
-    for (event, now) in events {
-        policy.on(*event, *now, actions);
-        std::hint::black_box(&*actions);
-        actions.drain().for_each(drop);
-    }
-}
-
 /// Times and allocations of an event, of the worst scheme.
 fn policies(_: &Material) -> Result<Vec<Limit>, String> {
     let (mut slowest, mut hungriest) = ((0.0, String::new()), (0, String::new()));
-    // The parts of `hybrid` train by `sync`.
-    let schemes = Scheme::ALL.into_iter().filter(|scheme| !matches!(scheme, Scheme::Hybrid { .. }));
-    for scheme in schemes {
-        // The end of a training has actions of its own, which come once.
-        let mut events = events(&scheme)?;
-        events.truncate(events.iter().position(|(event, _)| *event == Event::Stop).unwrap_or(events.len()));
-        let (warming, counted_events) = events.split_at(events.len() / 2);
+    for scheme in schemes() {
+        let [warming, counted_events] = halves(&scheme, 0, &mut Links::default());
         let mut each_ns = Vec::new();
         let mut fewest = usize::MAX;
         for _ in 0..TIMES {
-            let (mut plan, mut actions) = (plan(&scheme)?, Actions::default());
-            tell(plan.policy.as_mut(), warming, &mut actions);
+            let (mut plan, mut actions) = (plan(&scheme, 0), Actions::default());
+            tell(plan.policy.as_mut(), &warming, &mut actions);
             let began = processor_ns(ClockId::ThreadCPUTime);
-            let ((), allocations) = counted(|| tell(plan.policy.as_mut(), counted_events, &mut actions));
+            let ((), allocations) = counted(|| tell(plan.policy.as_mut(), &counted_events, &mut actions));
             let took_ns = processor_ns(ClockId::ThreadCPUTime) - began;
             each_ns.push(took_ns as f64 / counted_events.len() as f64);
             fewest = fewest.min(allocations);
@@ -166,7 +90,7 @@ fn policies(_: &Material) -> Result<Vec<Limit>, String> {
         let each_ns = median(each_ns);
         println!(
             "{scheme}: {} events, {each_ns:.0} ns and {fewest} allocations after the first half",
-            events.len()
+            warming.len() + counted_events.len()
         );
         if each_ns > slowest.0 {
             slowest = (each_ns, scheme.name().to_owned());

@@ -17,6 +17,8 @@ use clap::Parser;
 mod allocations;
 mod claims;
 mod limits;
+#[path = "../../training/tests/told/mod.rs"]
+mod told;
 
 use claims::images::Data;
 use claims::report::{ended, is_chosen, write_between};

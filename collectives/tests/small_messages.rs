@@ -1,51 +1,20 @@
 //! What a small all-reduce or message over shared memory may not do: allocate, once it was done
 //! before.
 
+mod counting;
 #[allow(dead_code)] // Not every test says where its ranks meet.
 mod ranks;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use pleach_collectives::Group;
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
+use counting::allocations;
 use ranks::with_group;
 
 const RANKS: u32 = 2;
 const ROUNDS: u32 = 100;
 const BATCHES: u32 = 40;
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-// SAFETY: passes everything on to the system's allocator.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is ending counts no more.
-        let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
-        // SAFETY: by the contract of this function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: by the contract of this function.
-        unsafe { System.dealloc(address, layout) }
-    }
-}
-
-fn allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
 
 /// The fewest allocations a rank's thread makes in [`ROUNDS`] calls: of a registered slice, of
 /// another, of none, of messages. The fewest of many, because on a busy machine a rank may wait so

@@ -1,6 +1,6 @@
 //! A build without the feature `tls`: no end ever has keys, so no value of these types exists.
 
-use super::{CertificateFiles, TlsError, TlsFault};
+use super::{CertificateFiles, Session, TlsError, TlsFault};
 
 pub(crate) const PLAIN_BYTES_MAX: usize = 16 << 10;
 pub(crate) const RECORDS_AT_ONCE: usize = 1;
@@ -12,32 +12,6 @@ pub(crate) struct Ends(Never);
 impl Ends {
     pub(crate) fn new(_certificates: Option<&CertificateFiles>) -> Result<Self, TlsError> {
         Err(TlsError::NotBuilt)
-    }
-}
-
-pub(crate) struct Session {
-    writer: TlsWriter,
-    reader: TlsReader,
-    binding: [u8; 32],
-}
-
-impl Session {
-    pub(crate) fn writer(&mut self) -> &mut TlsWriter {
-        &mut self.writer
-    }
-
-    pub(crate) fn reader(&mut self) -> &mut TlsReader {
-        &mut self.reader
-    }
-
-    /// The listener's key: a proof that covers it holds on this connection alone.
-    pub(crate) fn binding(&self) -> &[u8; 32] {
-        &self.binding
-    }
-
-    /// The two directions, each for a thread of its own.
-    pub(crate) fn split(self) -> (TlsWriter, TlsReader) {
-        (self.writer, self.reader)
     }
 }
 

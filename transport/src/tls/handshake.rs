@@ -11,39 +11,12 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 use rustls::{AlertDescription, CertificateError, ConnectionTrafficSecrets, Error};
 
-use super::TlsFault;
 use super::ends::{Ends, identity};
 use super::record::{HEADER_BYTES, SEALED_BYTES_MAX, TlsReader, TlsWriter};
+use super::{Session, TlsFault};
 
 /// Bytes that the other end may send before it is authenticated: a long chain of certificates.
 const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
-
-/// The keys of a connection, and whose they are.
-pub(crate) struct Session {
-    writer: TlsWriter,
-    reader: TlsReader,
-    binding: [u8; 32],
-}
-
-impl Session {
-    pub(crate) fn writer(&mut self) -> &mut TlsWriter {
-        &mut self.writer
-    }
-
-    pub(crate) fn reader(&mut self) -> &mut TlsReader {
-        &mut self.reader
-    }
-
-    /// The listener's key: a proof that covers it holds on this connection alone.
-    pub(crate) fn binding(&self) -> &[u8; 32] {
-        &self.binding
-    }
-
-    /// The two directions, each for a thread of its own.
-    pub(crate) fn split(self) -> (TlsWriter, TlsReader) {
-        (self.writer, self.reader)
-    }
-}
 
 /// Makes the keys that follow those of a connection.
 pub(crate) enum KeySchedule {

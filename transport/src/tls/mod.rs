@@ -34,13 +34,11 @@ mod tests;
 #[cfg(not(feature = "tls"))]
 use self::absent::Ends;
 #[cfg(not(feature = "tls"))]
-pub(crate) use self::absent::{
-    PLAIN_BYTES_MAX, RECORDS_AT_ONCE, Session, TlsHandshake, TlsReader, TlsWriter,
-};
+pub(crate) use self::absent::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsHandshake, TlsReader, TlsWriter};
 #[cfg(feature = "tls")]
 use self::ends::Ends;
 #[cfg(feature = "tls")]
-pub(crate) use self::handshake::{Session, TlsHandshake};
+pub(crate) use self::handshake::TlsHandshake;
 #[cfg(feature = "tls")]
 pub(crate) use self::record::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsReader, TlsWriter};
 
@@ -198,6 +196,33 @@ pub enum TlsError {
         /// The reason.
         reason: String,
     },
+}
+
+/// The keys of a connection, and whose they are.
+pub(crate) struct Session {
+    writer: TlsWriter,
+    reader: TlsReader,
+    binding: [u8; 32],
+}
+
+impl Session {
+    pub(crate) fn writer(&mut self) -> &mut TlsWriter {
+        &mut self.writer
+    }
+
+    pub(crate) fn reader(&mut self) -> &mut TlsReader {
+        &mut self.reader
+    }
+
+    /// The listener's key: a proof that covers it holds on this connection alone.
+    pub(crate) fn binding(&self) -> &[u8; 32] {
+        &self.binding
+    }
+
+    /// The two directions, each for a thread of its own.
+    pub(crate) fn split(self) -> (TlsWriter, TlsReader) {
+        (self.writer, self.reader)
+    }
 }
 
 /// Whether an end asks for TLS, and with which keys. Copies share the keys.
