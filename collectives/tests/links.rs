@@ -130,6 +130,19 @@ fn few_bytes_go_sooner_along_flat_trees_than_along_those_of_the_best_rate() {
     }
 }
 
+#[test]
+fn a_call_without_bytes_ends_along_packed_trees() {
+    let wiring = wiring("star:4");
+    for collective in [ROOTED, Collective::Reduce { root: 2 }, Collective::AllReduce, Collective::AllGather] {
+        let timed = time(&wiring, collective, 0, Some(&Algorithm::Packed(None)));
+        assert!(
+            timed.is_ok(),
+            "{collective}: {}",
+            timed.err().map_or_else(String::new, |error| error.to_string())
+        );
+    }
+}
+
 fn edge(topology: &Topology, from: Rank, to: Rank, weight: Rate) -> Edge {
     let hops = vec![topology.node(from), topology.node(to)];
     Edge { from, to, paths: vec![Path { hops, weight }] }

@@ -330,7 +330,8 @@ fn paced_chunk(program: &Program, pace: &PacingPolicy, longest: usize, part_byte
     let parts = u64::from(program.collective.parts(program.ranks));
     let whole = part_bytes.map_or(longest as u64, |bytes| bytes as u64).saturating_mul(parts);
     let chunks = usize::try_from(pace.chunks(whole)).unwrap_or(usize::MAX);
-    longest.div_ceil(chunks).next_multiple_of(ALIGN_BYTES)
+    // A call without bytes has a chunk too.
+    longest.max(1).div_ceil(chunks).next_multiple_of(ALIGN_BYTES)
 }
 
 #[cfg(test)]
