@@ -26,6 +26,26 @@ fn number(row: &Value, field: &str) -> f64 {
 }
 
 #[test]
+fn sizes_that_round_to_the_same_blocks_have_points_of_their_own() {
+    let output = run(&["scale", "all-gather", "--topology", "star", "--ranks", "8", "--sizes", "4,64,66"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let printed = text(&output.stdout);
+    let sections: Vec<&str> = printed.split("\n# ").skip(1).collect();
+    let rows = |size: &str| {
+        let named = sections.iter().filter(|section| section.lines().next() == Some(size));
+        named
+            .map(|section| section.lines().filter(|line| line.trim().starts_with("8 ")).count())
+            .sum::<usize>()
+    };
+    assert!(rows("64") > 0 && rows("64") == rows("66"), "{printed}");
+    assert_eq!(rows("4"), 0, "a block of a rank has no bytes: {printed}");
+    let refused = run(&["scale", "all-gather", "--topology", "star", "--ranks", "8", "--sizes", "4"]);
+    assert!(!refused.status.success());
+    let error = text(&refused.stderr);
+    assert!(error.contains("give sizes of at least one byte for each block"), "{error}");
+}
+
+#[test]
 fn a_thousand_ranks_are_benched_in_virtual_time_and_the_row_says_how_many_were_carried_out() {
     let rows = lines(&[
         "bench",

@@ -63,10 +63,10 @@ pub(crate) struct Arguments {
     /// The time between two faults, at least: the others have to have gone on
     #[arg(long, value_name = "D", value_parser = time, default_value = "2s")]
     every: Duration,
-    /// When to end
+    /// How long ranks are struck
     #[arg(long = "for", value_name = "D", value_parser = time, default_value = "60s")]
     lasts: Duration,
-    /// The seed of whom the faults befall
+    /// The seed that chooses the ranks to strike
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// Print results as JSON, one object a line

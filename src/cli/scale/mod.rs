@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     /// The root of a reduce, broadcast, gather or scatter
     #[arg(long, value_name = "RANK")]
     root: Option<Rank>,
-    /// The slowest link of rank 0 has this part of its bandwidth left; 0: it has failed
+    /// Leave the slowest link of rank 0 this fraction of its bandwidth; 0 removes the link
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     slow_link: Option<f64>,
     /// How late each rank makes the call: uniform:MOST or exponential:MEAN, as exponential:200us
@@ -84,6 +84,9 @@ pub(crate) struct Question {
 /// An algorithm, a number of ranks and a size.
 pub(crate) struct Point {
     ranks: u32,
+    /// The size that was asked for, in bytes.
+    size: u64,
+    /// The same, rounded down to whole blocks.
     bytes: u64,
     /// With its extents.
     algorithm: String,
@@ -114,7 +117,7 @@ impl Point {
     }
 }
 
-/// All points, and what there is none of.
+/// All points, and the algorithms without points.
 pub(crate) struct Outlook {
     question: Question,
     points: Vec<Point>,
@@ -123,7 +126,7 @@ pub(crate) struct Outlook {
 }
 
 impl Outlook {
-    /// What there is none of: the fewest ranks, and why.
+    /// The algorithms without points: the fewest ranks, and why.
     fn remarks(&self) -> Vec<String> {
         let mut told: Vec<&str> = Vec::new();
         let mut remarks = Vec::new();
@@ -163,8 +166,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         }
     }
     if outlook.points.is_empty() {
-        let why = outlook.remarks().pop().unwrap_or_default();
-        return Err(CommandError::usage(format!("nothing to tell: {}; {why}", collective.name())));
+        let too_short = || "give sizes of at least one byte for each block".to_owned();
+        let why = outlook.remarks().pop().unwrap_or_else(too_short);
+        return Err(CommandError::usage(format!("no points: {}; {why}", collective.name())));
     }
     if let Some(path) = &arguments.svg {
         std::fs::write(path, svg::picture(&outlook)).map_err(|error| {

@@ -85,17 +85,19 @@ fn parts(collective: Collective, ranks: u32) -> u64 {
     }
 }
 
-/// Adds a point, unless its parts are longer than the algorithm carries.
+/// Adds a point, unless its parts have no bytes or are longer than the algorithm carries.
 fn add_point(
     outlook: &mut Outlook,
-    (ranks, bytes): (u32, u64),
+    (ranks, size): (u32, u64),
     prepared: &Prepared<'_>,
     bound: Option<Bound>,
 ) {
     let Question { collective, jitter, .. } = &outlook.question;
     let (algorithm, parts) = (prepared.algorithm(), parts(*collective, ranks));
-    let part_bytes = bytes / parts;
-    if algorithm.part_bytes_max(*collective, ranks).is_some_and(|most| part_bytes > most) {
+    let part_bytes = size / parts;
+    let is_too_short = part_bytes == 0 && size > 0;
+    let most = algorithm.part_bytes_max(*collective, ranks);
+    if is_too_short || most.is_some_and(|most| part_bytes > most) {
         return;
     }
     let delays = jitter.map(|(jitter, seed)| jitter.delays_ns(seed, ranks));
@@ -106,6 +108,7 @@ fn add_point(
     let latest = delays.iter().flatten().max().copied().unwrap_or(0);
     outlook.points.push(Point {
         ranks,
+        size,
         bytes: part_bytes * parts,
         algorithm: algorithm.to_string(),
         family: algorithm.family(),

@@ -20,7 +20,7 @@ pub(crate) fn text(outlook: &Outlook) -> String {
         put!(out, "# ranks make the call late by {jitter}, seed {seed}; the model adds the latest");
     }
     for &size in &question.sizes {
-        let points = || outlook.points.iter().filter(|point| is_of_size(point, size, outlook));
+        let points = || outlook.points.iter().filter(|point| point.size == size);
         if points().next().is_none() {
             continue;
         }
@@ -42,12 +42,6 @@ pub(crate) fn text(outlook: &Outlook) -> String {
         }
     }
     out
-}
-
-/// Whether a point is one of this size, which is rounded down to whole blocks.
-pub(crate) fn is_of_size(point: &Point, size: u64, outlook: &Outlook) -> bool {
-    let largest = outlook.question.sizes.iter().filter(|other| **other >= point.bytes).min();
-    largest == Some(&size)
 }
 
 fn row(point: &Point) -> String {

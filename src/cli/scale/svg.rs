@@ -1,7 +1,6 @@
 //! A picture of an outlook: time and part of the bound over ranks, for the largest size. Curves are
 //! the cost model, discs are plans in virtual time.
 
-use super::report::is_of_size;
 use super::{Outlook, Point};
 use crate::cli::bench::Size;
 use crate::cli::chart::{self, Panel};
@@ -13,8 +12,7 @@ const BOUND: &str = "bound";
 pub(crate) fn picture(outlook: &Outlook) -> String {
     let question = &outlook.question;
     let size = question.sizes.last().copied().unwrap_or(0);
-    let points: Vec<&Point> =
-        outlook.points.iter().filter(|point| is_of_size(point, size, outlook)).collect();
+    let points: Vec<&Point> = outlook.points.iter().filter(|point| point.size == size).collect();
     let mut names: Vec<&str> = Vec::new();
     for point in &points {
         if !names.contains(&point.family) {
