@@ -59,6 +59,7 @@ on_every_fabric!(
     the_first_member_dies_and_comes_back,
     who_is_not_of_the_job_is_refused,
     an_audit_names_who_differs,
+    who_joins_is_audited_from_its_first_step_on,
 );
 
 fn without_faults_each_step_is_committed_once(fabric: &str) {
@@ -354,6 +355,22 @@ fn who_is_not_of_the_job_is_refused(fabric: &str) {
     job.await_told(fourth, |told| *told == Told::End("Closed".to_owned()));
     job.finish();
     job.check();
+}
+
+/// All audit after each step, so also where the record with the newcomer comes in between.
+fn who_joins_is_audited_from_its_first_step_on(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["state=700000", "audit=1"]);
+    job.await_step(0, 5);
+    for joins in [2, 3] {
+        let joined = job.spawn(joins, &[]);
+        job.await_told(joined, |told| matches!(told, Told::Joined(_)));
+        job.await_further_steps();
+    }
+    job.await_all_of(&[0, 1, 2, 3]);
+    job.finish();
+    job.check();
+    assert!((0..4).all(|member| job.ends(member).is_empty()));
+    assert_eq!([job.retries(0), job.retries(1)], [0, 0]);
 }
 
 fn an_audit_names_who_differs(fabric: &str) {

@@ -233,7 +233,8 @@ impl Session {
 
     /// A state of the job: zeroed elements that are equal on all members, and change with steps
     /// that are committed. All members declare the same ones, before their first step. A process
-    /// that joins a running job reads them from the others in its first [`Session::next`].
+    /// that joins a running job reads them from the others in its first [`Session::next`]. If the
+    /// job ends before that, the states of this process are still zeros.
     ///
     /// # Errors
     ///
@@ -251,8 +252,9 @@ impl Session {
         Ok(state)
     }
 
-    /// Compares the states of all members, between two steps: all members call it between the
-    /// same ones. Reads all of them; members send a hash.
+    /// Compares the states of all members that have committed the last step, between two steps: all
+    /// members call it between the same ones. Each member hashes its states and sends the hash. A
+    /// process that has come since takes no part.
     ///
     /// # Errors
     ///
