@@ -60,7 +60,8 @@ pub(crate) fn plan(
     participant: &Participant,
     keeps: Option<Process>,
 ) -> Plan {
-    let unreachable = cover::fewest(&broken_pairs(record, views, participant), keeps);
+    let since = |process: Process| record.member_since(process).unwrap_or(u64::MAX);
+    let unreachable = cover::fewest(&broken_pairs(record, views, participant), keeps, &since);
     let is_gone = |member: &Process| participant.is_certified(*member) || unreachable.contains(member);
     let wants_to_leave = |member: &Process| views.get(member).is_some_and(|view| view.leaves);
     // Where nobody else is left, nobody leaves: the job is theirs to end.
