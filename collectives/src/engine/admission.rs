@@ -67,6 +67,8 @@ struct RunSlot {
     gate: Option<Gate>,
     /// Peers of a queued run's plan are not ready yet.
     awaits_peers: bool,
+    /// The run's time does not run yet: see [`Engine::hold_time`].
+    is_held: bool,
     issue: u64,
     priority: i32,
     timeout: Duration,
@@ -173,6 +175,7 @@ impl Admission {
             let computed = if computes { compute.next_wakeup().unwrap_or(Nanos::ZERO) } else { Nanos::MAX };
             // A run that no poll has seen yet wants to be seen.
             let timed = slot.times.map_or(Nanos::ZERO, |times| times.deadline.min(slot.query_at));
+            let timed = if slot.is_held { Nanos::MAX } else { timed };
             let gated = slot.gate.as_ref().map_or(Nanos::MAX, |_| seen_at + GATE_INTERVAL);
             Some(computed.min(timed).min(gated))
         });
@@ -185,10 +188,7 @@ impl Admission {
     /// issue tells that it has ended, so an outcome that nobody asks for costs nothing.
     #[inline]
     pub(super) fn number(&mut self, plan: &Plan) -> Option<(u8, RunNumber)> {
-        let slot = match self.slots.iter().position(RunSlot::is_free) {
-            Some(slot) => slot as u8,
-            None => self.add_slot()?,
-        };
+        let slot = self.free_slot()?;
         let number = match plan.stream() {
             Stream::Collectives => {
                 let number = self.next_run;
@@ -209,6 +209,15 @@ impl Admission {
         Some((slot, number))
     }
 
+    /// A slot for another run. `None`: all are taken.
+    #[inline]
+    pub(crate) fn free_slot(&mut self) -> Option<u8> {
+        match self.slots.iter().position(RunSlot::is_free) {
+            Some(slot) => Some(slot as u8),
+            None => self.add_slot(),
+        }
+    }
+
     fn add_slot(&mut self) -> Option<u8> {
         if self.slots.len() == RUNS_MAX {
             return None;
@@ -218,6 +227,7 @@ impl Admission {
             state: State::Free,
             gate: None,
             awaits_peers: false,
+            is_held: false,
             issue: 0,
             priority: 0,
             timeout: Duration::ZERO,
@@ -266,6 +276,7 @@ impl Admission {
         entry.state = if progress.is_some() { State::Active } else { State::Queued };
         entry.issue = self.issues;
         entry.awaits_peers = false;
+        entry.is_held = false;
         entry.priority = 0;
         entry.timeout = timeout;
         entry.times = None;
@@ -349,7 +360,7 @@ impl Admission {
     /// What is due for a run now, and whether the run goes on after peers were queried about it.
     pub(super) fn due(&mut self, slot: u8, now: Nanos) -> (Due, bool) {
         let entry = &mut self.slots[usize::from(slot)];
-        let Some(run) = &mut entry.run else { return (Due::Nothing, false) };
+        let Some(run) = entry.run.as_mut().filter(|_| !entry.is_held) else { return (Due::Nothing, false) };
         let times = *entry.times.get_or_insert_with(|| {
             entry.has_moved = true;
             Times { begun_at: now, deadline: now + entry.timeout }
@@ -530,6 +541,15 @@ impl Engine {
         if priority != 0 && entry.issue == id.issue && !entry.is_free() {
             self.admission.prioritized += usize::from(entry.priority == 0);
             entry.priority = priority;
+        }
+    }
+
+    /// Whether the time of a run stands still: then it has no deadline, and peers are not queried
+    /// about it. Of a run that was just started, until its peers are expected to begin it.
+    pub(crate) fn hold_time(&mut self, id: RunId, is_held: bool) {
+        let entry = &mut self.admission.slots[usize::from(id.slot)];
+        if entry.issue == id.issue {
+            entry.is_held = is_held;
         }
     }
 
@@ -767,6 +787,17 @@ impl Engine {
         } else {
             self.note_completed_message(plan.stream(), number);
         }
+        self.observer.note_carried_out(plan, number);
+    }
+
+    /// A collective with this number was carried out at once, beside another one that may go on.
+    pub(crate) fn note_carried_out_beside(&mut self, plan: &Plan, number: u64) {
+        if credit_is_due(plan.class(), number) {
+            let unfinished = self.admission.first_unfinished(None);
+            let is_alone = unfinished == self.admission.next_run;
+            self.send_credits(Stream::Collectives, plan.program().credited(is_alone), unfinished);
+        }
+        self.note_completed();
         self.observer.note_carried_out(plan, number);
     }
 }

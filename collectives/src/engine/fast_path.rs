@@ -24,7 +24,7 @@ use super::address::{Address, Bytes, NO_DATA, advance};
 use super::plan::{ChunkStep, OpProgram, PlaceSlot, Plan};
 use super::run::{LaneProgress, Parameters};
 use super::signals::Header;
-use super::{Context, Engine, NO_TRANSFER, RunId, RunNumber, StartError, Stream};
+use super::{Context, Engine, NO_TRANSFER, RoundInput, RunId, RunNumber, StartError, Stream};
 use crate::call::Descriptor;
 use crate::compute::Job;
 
@@ -173,6 +173,13 @@ impl FastPath {
     }
 }
 
+/// What runs on the fast path act on.
+struct FastContext<'a> {
+    context: &'a mut Context,
+    job: &'a mut Job,
+    mapped: &'a [Option<Mapped>],
+}
+
 /// One run on the fast path.
 struct FastRun<'a> {
     plan: &'a Plan,
@@ -182,19 +189,29 @@ struct FastRun<'a> {
     output: Address,
     /// This run's bank of scratch.
     scratch: Address,
-    context: &'a mut Context,
-    job: &'a mut Job,
-    mapped: &'a [Option<Mapped>],
     progress: LaneProgress,
 }
 
-impl FastRun<'_> {
+impl<'a> FastRun<'a> {
+    /// A run that has done nothing yet.
+    fn new(
+        (plan, fast): (&'a Plan, &'a FastPlan),
+        number: &'a RunNumber,
+        input: &Bytes,
+        output: &Bytes,
+        context: &Context,
+    ) -> Self {
+        let scratch = Address(context.scratch.own().as_ptr()).add(number.bank.scratch(0));
+        let (input, output) = (input.base(), output.base());
+        Self { plan, fast, number, input, output, scratch, progress: [0; LANES_MAX] }
+    }
+
     /// Goes as far as it can without waiting; true when it is complete.
-    fn advance(&mut self) -> bool {
+    fn advance(&mut self, on: &mut FastContext<'_>) -> bool {
         let mut is_complete = true;
         for (number, lane) in self.fast.lanes.iter().enumerate() {
             while let Some(step) = lane.get(self.progress[number] as usize)
-                && self.step(step)
+                && self.step(on, step)
             {
                 self.progress[number] += 1;
             }
@@ -204,8 +221,8 @@ impl FastRun<'_> {
     }
 
     /// Polls for the awaited signal; false when there is none, or it does not come.
-    fn poll(&self) -> bool {
-        match self.context.signals.poll_awaited() {
+    fn poll(&self, on: &FastContext<'_>) -> bool {
+        match on.context.signals.poll_awaited() {
             None => false,
             // Another lane may have something to do.
             Some(has_come) => has_come || self.fast.lanes.len() > 1,
@@ -213,16 +230,16 @@ impl FastRun<'_> {
     }
 
     /// Whether the step is complete now.
-    fn step(&mut self, step: &FastStep) -> bool {
+    fn step(&mut self, on: &mut FastContext<'_>, step: &FastStep) -> bool {
         match step {
             FastStep::Send { to, signal_slot, from, into, bytes } => {
-                self.send((*to, *signal_slot), *from, *into, *bytes)
+                self.send(on, (*to, *signal_slot), *from, *into, *bytes)
             }
             FastStep::Wait { from, signal_slot, into, bytes } => {
-                self.wait(*from, *signal_slot, *into, *bytes)
+                self.wait(on, *from, *signal_slot, *into, *bytes)
             }
             FastStep::Reduce { from, into, elements, divide_by } => {
-                self.reduce(from, into, *elements, *divide_by)
+                self.reduce(on, from, into, *elements, *divide_by)
             }
         }
     }
@@ -237,45 +254,53 @@ impl FastRun<'_> {
 
     fn send(
         &mut self,
+        on: &mut FastContext<'_>,
         (to, signal_slot): (Rank, u32),
         from: BufferOffset,
         into: Option<usize>,
         bytes: usize,
     ) -> bool {
         let RunNumber { number, history, bank } = self.number;
-        if !self.context.signals.has_completed(to, self.plan.stream(), bank.needed()) {
+        if !on.context.signals.has_completed(to, self.plan.stream(), bank.needed()) {
             return false;
         }
         let (data, data_bytes) = match into {
             None => (self.address(from).load_words(bytes), bytes),
             Some(offset) => {
-                let Some(peer) = &self.mapped[to as usize] else { return false };
+                let Some(peer) = &on.mapped[to as usize] else { return false };
                 let into = Address(peer.as_ptr()).add(bank.peer_scratch(offset as u64) as usize);
                 self.address(from).copy_to(into, bytes);
-                if let Some(witness) = self.context.signals.witness() {
+                if let Some(witness) = on.context.signals.witness() {
                     witness.wrote(into.0.cast_const(), bytes);
                 }
                 (NO_DATA, 0)
             }
         };
         let is_collective = self.plan.stream() == Stream::Collectives;
-        let completed = if is_collective { self.context.completed } else { *number };
+        let completed = if is_collective { on.context.completed } else { *number };
         let payload: Inline = Header::new(*number, *history, completed).with_data(&data, data_bytes);
         let signal = Signal { signal_slot: bank.outgoing(signal_slot), payload };
         // Where the device refuses, an ordinary run tries again and finds out why.
-        self.context.device.signal(to, &signal, NO_TRANSFER).is_ok()
+        on.context.device.signal(to, &signal, NO_TRANSFER).is_ok()
     }
 
-    fn wait(&mut self, from: Rank, signal_slot: u32, into: Option<BufferOffset>, bytes: usize) -> bool {
+    fn wait(
+        &mut self,
+        on: &mut FastContext<'_>,
+        from: Rank,
+        signal_slot: u32,
+        into: Option<BufferOffset>,
+        bytes: usize,
+    ) -> bool {
         let signal_slot = self.number.bank.incoming(signal_slot);
-        if !self.context.signals.has_come(from, signal_slot) {
+        if !on.context.signals.has_come(from, signal_slot) {
             return false;
         }
-        let (header, data) = self.context.signals.read(from, signal_slot);
+        let (header, data) = on.context.signals.read(from, signal_slot);
         if !header.is_of(self.number.number, self.number.history) {
             return false;
         }
-        self.context.signals.consume(from, signal_slot, &header, self.plan.stream());
+        on.context.signals.consume(from, signal_slot, &header, self.plan.stream());
         if let Some(offset) = into {
             self.address(offset).store_words(&data, bytes);
         }
@@ -284,6 +309,7 @@ impl FastRun<'_> {
 
     fn reduce(
         &mut self,
+        on: &mut FastContext<'_>,
         from: &[BufferOffset],
         into: &[BufferOffset],
         elements: usize,
@@ -293,22 +319,30 @@ impl FastRun<'_> {
             return true;
         }
         let Descriptor { data_type, op, .. } = *self.plan.descriptor();
-        self.job.begin(data_type, op, elements, divide_by);
+        on.job.begin(data_type, op, elements, divide_by);
         for offset in from {
             let address = self.address(*offset).0.cast_const();
-            self.job.from.push(address);
+            on.job.from.push(address);
         }
         for offset in into {
             let address = self.address(*offset).0;
-            self.job.add_destination(address);
+            on.job.add_destination(address);
         }
-        if self.job.into.is_empty() {
+        if on.job.into.is_empty() {
             return true;
         }
-        let is_complete = advance(&mut *self.context.compute, self.job, self.context.now);
+        let is_complete = advance(&mut *on.context.compute, on.job, on.context.now);
         debug_assert!(is_complete, "a few bytes are computed at once where this path is taken");
         is_complete
     }
+}
+
+/// A call that is made beside another one: see [`Engine::carry_out_both`].
+#[derive(Clone, Copy)]
+pub(crate) struct FastCall<'a> {
+    pub(crate) plan: &'a Arc<Plan>,
+    pub(crate) input: &'a Bytes,
+    pub(crate) output: &'a Bytes,
 }
 
 impl Engine {
@@ -362,17 +396,95 @@ impl Engine {
         timeout: Duration,
     ) -> Result<Option<RunId>, StartError> {
         match plan.fast() {
-            Some(fast)
-                if self.fast_path.is_passive
-                    && self.admission.is_idle()
-                    && self.context.scratch.has_all(plan.program().peers())
-                    && self.failure.is_active()
-                    && !self.board.has_unread() =>
-            {
+            Some(fast) if self.is_fast_path_open(plan) => {
                 self.carry_out_at_once(plan, fast, input, output, timeout)
             }
             _ => self.start(plan, input.clone(), output.clone(), timeout).map(Some),
         }
+    }
+
+    #[inline]
+    fn is_fast_path_open(&self, plan: &Plan) -> bool {
+        self.fast_path.is_passive
+            && self.admission.is_idle()
+            && self.context.scratch.has_all(plan.program().peers())
+            && self.failure.is_active()
+            && !self.board.has_unread()
+    }
+
+    /// As [`Engine::carry_out`] for two calls, made in this order, whose signals are under way at
+    /// the same time: by call, `None` when it has been carried out already. `round`: the first one
+    /// is of a round in which this rank's input is not absent. `None`: the calls cannot take the
+    /// fast path, and have not begun.
+    pub(crate) fn carry_out_both(
+        &mut self,
+        calls: [FastCall<'_>; 2],
+        round: impl FnOnce() -> RoundInput,
+        timeout: Duration,
+    ) -> Result<Option<[Option<RunId>; 2]>, StartError> {
+        let [one, other] = calls;
+        let (Some(fast_one), Some(fast_other)) = (one.plan.fast(), other.plan.fast()) else {
+            return Ok(None);
+        };
+        if !self.is_fast_path_open(one.plan) || !self.is_fast_path_open(other.plan) {
+            return Ok(None);
+        }
+        let numbers = [one.plan, other.plan].map(|plan| self.admission.number(plan));
+        let [Some((_, number_one)), Some((_, number_other))] = numbers else {
+            return Err(StartError::TooManyRuns);
+        };
+        let context = &mut self.context;
+        context.signals.forget_awaited();
+        (context.now, context.elapsed_ns, context.hears_all) = (Nanos::ZERO, 0, false);
+        let mut run_one = FastRun::new((one.plan, fast_one), &number_one, one.input, one.output, context);
+        let mut run_other =
+            FastRun::new((other.plan, fast_other), &number_other, other.input, other.output, context);
+        let on = &mut FastContext { context, job: &mut self.fast_path.job, mapped: &self.fast_path.mapped };
+        let mut ended = [run_one.advance(on), run_other.advance(on)];
+        self.admission.publish(one.plan, &number_one);
+        self.admission.publish(other.plan, &number_other);
+        let mut rounds = 0;
+        // Either may have something to do when a signal of the other does not come.
+        while ended != [true; 2]
+            && rounds < self.fast_path.rounds_max
+            && on.context.signals.poll_awaited().is_some()
+        {
+            on.context.signals.forget_awaited();
+            ended = [ended[0] || run_one.advance(on), ended[1] || run_other.advance(on)];
+            rounds += 1;
+        }
+        let progress = [run_one.progress, run_other.progress];
+        // Runs end in the order of their calls, as far as peers are told: if the first goes on, so
+        // does the second, which may have nothing left to do.
+        let mut entered = [None; 2];
+        if !ended[0] {
+            let parameters = Parameters::new(number_one, one.input.clone(), one.output.clone());
+            let parameters = parameters.in_round(Some(round()));
+            entered[0] = Some(self.go_on(one.plan, parameters, &progress[0], timeout)?);
+        }
+        if ended != [true; 2] {
+            let parameters = Parameters::new(number_other, other.input.clone(), other.output.clone());
+            entered[1] = Some(self.go_on(other.plan, parameters, &progress[1], timeout)?);
+        }
+        if ended[0] {
+            self.note_carried_out_beside(one.plan, number_one.number);
+        }
+        if ended == [true; 2] {
+            self.note_carried_out_beside(other.plan, number_other.number);
+        }
+        Ok(Some(entered))
+    }
+
+    /// A run leaves the fast path.
+    fn go_on(
+        &mut self,
+        plan: &Arc<Plan>,
+        parameters: Parameters,
+        progress: &LaneProgress,
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
+        let slot = self.admission.free_slot().ok_or(StartError::TooManyRuns)?;
+        Ok(self.admission.enter(slot, plan, parameters, Some(progress), timeout).0)
     }
 
     fn carry_out_at_once(
@@ -387,23 +499,13 @@ impl Engine {
         let context = &mut self.context;
         context.signals.forget_awaited();
         (context.now, context.elapsed_ns, context.hears_all) = (Nanos::ZERO, 0, false);
-        let mut run = FastRun {
-            plan,
-            fast,
-            number: &number,
-            input: input.base(),
-            output: output.base(),
-            scratch: Address(context.scratch.own().as_ptr()).add(number.bank.scratch(0)),
-            context,
-            job: &mut self.fast_path.job,
-            mapped: &self.fast_path.mapped,
-            progress: [0; LANES_MAX],
-        };
-        let mut is_complete = run.advance();
+        let mut run = FastRun::new((plan, fast), &number, input, output, context);
+        let on = &mut FastContext { context, job: &mut self.fast_path.job, mapped: &self.fast_path.mapped };
+        let mut is_complete = run.advance(on);
         self.admission.publish(plan, &number);
         let mut rounds = 0;
-        while !is_complete && rounds < self.fast_path.rounds_max && run.poll() {
-            is_complete = run.advance();
+        while !is_complete && rounds < self.fast_path.rounds_max && run.poll(on) {
+            is_complete = run.advance(on);
             rounds += 1;
         }
         if is_complete {

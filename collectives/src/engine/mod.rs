@@ -72,6 +72,7 @@ pub use address::{Address, Bytes};
 pub use admission::Gate;
 pub use deadlock::DEADLOCK_AFTER;
 pub(crate) use epoch::{Carried, EpochEnd};
+pub(crate) use fast_path::FastCall;
 pub use fault::{Fault, FaultKind};
 pub(crate) use overlay::neighbours;
 pub use plan::{Plan, PlanError, Program};

@@ -29,7 +29,7 @@ use pleach_transport::{Nanos, Wake, clock, fork, sleep};
 use super::error::CollectiveError;
 use super::observed::Observed;
 use super::planner::Planner;
-use super::unwinding::NoUnwinding;
+use super::unwinding::{NoUnwinding, without_unwinding};
 use crate::engine::{Engine, Fault, RunId, StatusBoard};
 use crate::observe::{Observations, Report};
 use crate::partial::{Awaited, Ended, Rounds};
@@ -219,6 +219,12 @@ impl Core {
         (window, &mut self.engine)
     }
 
+    /// The caller, which waits for its round, has it carried out by its own thread.
+    pub(crate) fn begin_round(&mut self) {
+        let Some(Served::Rounds(rounds)) = &mut self.served else { return };
+        without_unwinding(|| rounds.begin(&mut self.engine));
+    }
+
     /// The round that the caller waits for, once it has ended.
     pub(crate) fn take_round(&mut self) -> Option<(Ended, Awaited)> {
         self.expect_rounds().take_ended()
@@ -368,7 +374,7 @@ impl Driver {
         mut look: impl FnMut(&mut Core) -> Option<T>,
     ) -> Option<T> {
         let _whole = NoUnwinding::new();
-        self.waits.store(self.waits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.count_wait();
         let mut now = clock::now();
         let mut idle_since = now;
         let polls = if self.is_crowded() { 1 } else { POLLS_PER_CLOCK };
@@ -569,6 +575,35 @@ impl Driver {
             }
         }
         self.outcome(core, run, Nanos::MAX).expect("an unlimited drive ends with what it looks for")
+    }
+
+    /// The short way to the end of the round that this rank is bound to, without a system call;
+    /// `None`: it takes longer.
+    pub(crate) fn poll_round(&self, core: &mut Core) -> Option<(Ended, Awaited)> {
+        if !core.engine.is_passive() || self.is_crowded() {
+            return None;
+        }
+        let _whole = NoUnwinding::new();
+        let now = clock::now();
+        for _ in 0..SIGNAL_POLLS {
+            let Some(Served::Rounds(rounds)) = &mut core.served else { return None };
+            if !rounds.poll_active(&mut core.engine, now) {
+                return None;
+            }
+            if let Some(round) = rounds.take_ended() {
+                // Over shared memory all has gone out then.
+                core.engine.flush();
+                self.count_wait();
+                return Some(round);
+            }
+            core.engine.poll_signals(Nanos::ZERO);
+        }
+        None
+    }
+
+    /// Counts a wait of a caller, which has the lock.
+    fn count_wait(&self) {
+        self.waits.store(self.waits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Drives the engine until one of these runs has ended, well or not, or `until` has passed.

@@ -60,7 +60,10 @@ impl RoundCounters {
     /// Counts a round that the caller has seen.
     pub(crate) fn seen(&self, late: u64, dropped: u64, missed: u64) {
         for (counter, number) in [(&self.late, late), (&self.dropped, dropped), (&self.missed, missed)] {
-            counter.fetch_add(number, Ordering::Relaxed);
+            // All three are zero where nobody is late.
+            if number > 0 {
+                counter.fetch_add(number, Ordering::Relaxed);
+            }
         }
     }
 

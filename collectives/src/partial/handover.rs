@@ -84,6 +84,11 @@ impl Handover {
         }
     }
 
+    /// Whether something was handed over in time for the next round.
+    pub(crate) fn is_in_time(&self) -> bool {
+        self.pending.is_some()
+    }
+
     /// Late contributions, which are the caller's from now on.
     pub(crate) fn take_late(&mut self) -> Option<Contributions> {
         self.late.take()

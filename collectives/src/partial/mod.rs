@@ -9,7 +9,8 @@
 //! | --- | --- |
 //! | [`Activation`] | what the ranks agree on before the first round: when a round opens, and what becomes of late contributions |
 //! | `opening` | rank 0 opens a round when the activation says so, and never before all ranks that were left out [`Activation::staleness_max`] times in a row are there |
-//! | [`Rounds`] | one rank binds each round once, in order, and only when the round is open and the round before has ended here |
+//! | [`Rounds`] | one rank binds each round once, in order, and only when the round before has ended here, and the round is open or the rank's input to it known |
+//! | `runs` | all runs of a round read what was bound to it at one instant, so the set is that of the data |
 //! | `handover` | a contribution's buffer is in one place: with the caller, handed over, late, or in the active round |
 //! | `words` | rounds open in order, and a word that was lost is said again |
 //! | `readiness` | the words of a rank to rank 0 grow, so the greatest is the newest |
@@ -17,24 +18,30 @@
 //! | `exact` | sums of floats in groups of [`Reproducible::Exact`](crate::Reproducible::Exact) depend on the contributions alone |
 //! | `neutral` | combined with anything, a neutral element leaves the other operand as it is, bit for bit |
 //!
-//! **How a round goes.** A rank whose caller hands over a contribution tells rank 0 that it is
-//! ready. Rank 0 opens the round. The word that a round is open travels down a binomial tree of
-//! the ranks. Each rank that hears it binds its input and starts two runs: one adds the set, in
-//! which each rank has set its own bit, and one reduces the data. Both runs are bound at the same
-//! instant, so the set is that of the data. The sum of disjoint bits is their union. A rank whose
-//! own bit is not what it gave, or that finds a bit of no rank, ends the group.
+//! **How a round goes.** A rank whose caller hands over a contribution in time is bound to it at
+//! once: whenever the round opens, nothing else can be its input. It starts two runs. One adds the
+//! set, in which each rank has set its own bit, and one reduces the data. Both runs are bound at the
+//! same instant, so the set is that of the data. The sum of disjoint bits is their union. A rank
+//! whose own bit is not what it gave, or that finds a bit of no rank, ends the group. If no rank is
+//! late, all ranks are bound so, and the round ends as an all-reduce does.
+//!
+//! Otherwise the round waits for the other ranks. A rank that is ready tells rank 0, which opens
+//! the round when the activation says so. The word that a round is open travels down a binomial
+//! tree of the ranks, and each rank that hears it and has no contribution is bound to the neutral
+//! element. The time of the runs runs from then on: before, a peer may be as late as it likes.
 //!
 //! The words "ready" and "open" are monotone numbers in signal slots of their own. Signals may
-//! overtake each other, so a word may be replaced by an older one before it was read. "Open" cannot
-//! suffer from this: rank 0 opens a round only after the round before has ended there, for which
-//! every rank has heard of the round before. A word to rank 0 is sent again, at growing intervals,
-//! as long as the round is not open that it is about.
+//! overtake each other, so a word may be replaced by an older one before it was read. So a word is
+//! sent again, at growing intervals: "ready" as long as the round is not open that it is about, and
+//! "open" as long as the round has not ended where it is sent. A round that has ended at any rank
+//! was bound by all.
 //!
 //! A rank that abstains is waited for again when it contributes, or when all ranks have abstained
 //! from one round.
 //!
-//! **Cost.** A round in which nobody is late moves the bytes of an all-reduce, those of a second
-//! one of eight bytes for each 64 ranks, and about `2 (n - 1)` signals. A rank without a
+//! **Cost.** A round in which nobody is late moves the bytes of an all-reduce, and those of a second
+//! one of eight bytes for each 64 ranks beside it. If it takes longer than some microseconds, about
+//! `2 (n - 1)` signals tell words meanwhile. A rank without a
 //! contribution gives neutral elements: the headers of its signals say so, and nobody reads them
 //! (the engine's `run::absence`). Where data are put, what is neutral is not moved until something
 //! was combined with it. A rank has seven buffers of the data, and three more where late
@@ -57,6 +64,7 @@ mod opening;
 mod rank_set;
 mod readiness;
 mod rounds;
+mod runs;
 #[cfg(test)]
 mod subsets;
 mod words;
@@ -77,6 +85,5 @@ pub use readiness::Readiness;
 #[cfg(test)]
 pub(crate) use rounds::Mutant;
 pub use rounds::Own;
-pub(crate) use rounds::{
-    Awaited, Bound, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Ended, Rounds, RoundsMemory,
-};
+pub(crate) use rounds::{Awaited, Bound, Ended, Rounds};
+pub(crate) use runs::{CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, RoundsMemory};

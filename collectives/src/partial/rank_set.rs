@@ -45,7 +45,23 @@ impl RankSet {
 
     /// The ranks in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Rank> + '_ {
-        (0..self.words.len() as Rank * u64::BITS).filter(|rank| self.contains(*rank))
+        let places = |word: u64| {
+            std::iter::successors(Some(word).filter(|word| *word != 0), |word| {
+                Some(word & (word - 1)).filter(|rest| *rest != 0)
+            })
+        };
+        let ranks = move |(index, word): (usize, &u64)| {
+            let first = index as Rank * u64::BITS;
+            places(*word).map(move |rest| first + rest.trailing_zeros())
+        };
+        self.words.iter().enumerate().flat_map(ranks)
+    }
+
+    /// Whether every rank in the set is below this one.
+    pub(crate) fn is_below(&self, ranks: u32) -> bool {
+        // The last word is not zero.
+        let end = self.words.last().map_or(0, |last| u64::BITS - last.leading_zeros());
+        self.words.is_empty() || (self.words.len() as u32 - 1) * u64::BITS + end <= ranks
     }
 }
 
@@ -86,6 +102,7 @@ mod tests {
         assert_eq!(set.iter().collect::<Vec<_>>(), ranks);
         assert_eq!((set.len(), set.is_empty(), set.to_string()), (5, false, "0,5,63,64,130".to_owned()));
         assert!(!set.contains(1) && !set.contains(131) && !set.contains(100_000));
+        assert!(set.is_below(131) && !set.is_below(130) && RankSet::default().is_below(0));
         let none = RankSet::of_words(vec![0; RankSet::words_for(65)]);
         assert_eq!(
             (&none, RankSet::of_words(vec![3, 0])),

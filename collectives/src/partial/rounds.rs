@@ -5,55 +5,31 @@
 //! bound, so no byte of it is read before. A result that the caller waits for or reads is written
 //! no more. (Which buffers the caller has is the matter of `handover`, what is said that of
 //! `words`.)
+//!
+//! A rank is bound *ahead* if it is bound before it has heard that the round is open. This changes
+//! no set: what was handed over in time is this rank's input whenever the round opens, as nothing
+//! takes it back. A rank that was handed nothing is never bound ahead, and waits for the opening.
+//! So where no rank is late, nobody waits for a word.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::{Nanos, Slice};
+use pleach_transport::Nanos;
 use pleach_vocabulary::{Rank, ReduceOp};
 
-use super::activation::{Divisor, Late, Terms};
+use super::activation::{Divisor, Grace, Late, Terms};
 use super::contributions::{Contribution, Contributions};
-use super::exact::{ExactSums, Part};
 use super::handover::{Handover, LateGoes};
 use super::opening::{Decision, Opening};
 use super::readiness::Readiness;
+use super::runs::{Binding, DataPlans, RoundRuns, RoundsMemory, Stage};
 use super::words::RoundWords;
 use super::{Activation, RankSet};
-use crate::engine::{Bytes, Engine, FaultKind, Plan, RoundInput, RunId, StartError};
+use crate::engine::{Engine, FaultKind, Plan, StartError};
 use crate::observe::{Observations, PartialReport, RoundCounters};
 
 /// How much longer than rank 0 another rank waits for a round to open: rank 0 knows who is late.
 const MORE_THAN_RANK_0: Duration = Duration::from_secs(1);
-
-/// The memory of one rank's rounds, in bytes of the data but for the sets.
-pub(crate) struct RoundsMemory {
-    /// [`CONTRIBUTIONS`] of them, or [`EXACT_CONTRIBUTIONS`].
-    pub(crate) contributions: Vec<Bytes>,
-    /// One that the caller reads, one that has ended since, one that is written.
-    pub(crate) results: [Bytes; 3],
-    /// The same for late contributions, where these are reduced apart.
-    pub(crate) corrections: Vec<Bytes>,
-    /// Where sums are not exact.
-    pub(crate) neutral: Bytes,
-    /// What the set's run reads and writes, on the host: a bit for each rank, then as many words
-    /// for late contributions that are reduced apart.
-    pub(crate) set: [Slice; 2],
-}
-
-/// The caller writes one contribution, one was handed over, and one may be late or in the active
-/// round.
-pub(crate) const CONTRIBUTIONS: usize = 3;
-/// Where sums are exact, a late contribution may go beside the one that was handed over.
-pub(crate) const EXACT_CONTRIBUTIONS: usize = 4;
-
-/// How the data of a round are reduced.
-pub(crate) enum DataPlans {
-    /// By one run.
-    Combined(Arc<Plan>),
-    /// Without rounding.
-    Exact(Box<ExactSums>),
-}
 
 /// What a rank's own contribution became in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,14 +74,6 @@ struct Active {
     is_last: bool,
     result: usize,
     corrects: bool,
-    given: Option<Contributions>,
-    late: Option<Contributions>,
-    set: Option<RunId>,
-    contributors: RankSet,
-    corrected: RankSet,
-    /// Of sums that are not exact: data, then correction.
-    data: [Option<RunId>; 2],
-    has_started_data: bool,
 }
 
 /// What one rank knows of its rounds; see the module.
@@ -114,9 +82,7 @@ pub(crate) struct Rounds {
     ranks: u32,
     activation: Activation,
     timeout: Duration,
-    set_plan: Arc<Plan>,
-    data: DataPlans,
-    memory: RoundsMemory,
+    runs: RoundRuns,
     /// Of rank 0.
     opening: Option<Opening>,
     words: RoundWords,
@@ -182,13 +148,8 @@ pub(crate) enum Mutant {
     MuteContribution,
     /// The caller gets the memory of a contribution that the active round reads.
     ActiveContribution,
-}
-
-/// Whether a run has ended; then it is known no more.
-fn take_ended(run: &mut Option<RunId>, engine: &mut Engine) -> bool {
-    let Some(ended) = run.filter(|run| engine.has_ended(*run)) else { return false };
-    *run = None;
-    matches!(engine.take_outcome(ended), Some(Ok(())))
+    /// A rank that was handed nothing is bound before the round is open.
+    UnreadyAhead,
 }
 
 impl Rounds {
@@ -197,21 +158,19 @@ impl Rounds {
         (rank, ranks): (Rank, u32),
         terms: &Terms,
         timeout: Duration,
-        (set_plan, data): (Arc<Plan>, DataPlans),
+        plans: (Arc<Plan>, DataPlans),
         memory: RoundsMemory,
     ) -> Self {
-        let (activation, memory_buffers) = (terms.activation, memory.contributions.len());
+        let (activation, buffers) = (terms.activation, memory.contributions.len());
         Self {
             rank,
             ranks,
             activation,
             timeout,
-            set_plan,
-            data,
-            memory,
+            runs: RoundRuns::new((rank, ranks), terms, timeout, plans, memory),
             opening: (rank == 0).then(|| Opening::new(ranks, activation, timeout)),
             words: RoundWords::new(rank, ranks),
-            handover: Handover::new(memory_buffers),
+            handover: Handover::new(buffers),
             next: 0,
             seen: 0,
             active: None,
@@ -241,7 +200,7 @@ impl Rounds {
     /// Has the rounds do something wrong.
     #[cfg(test)]
     pub(crate) fn mutate(&mut self, mutant: Option<Mutant>) {
-        self.mutant = mutant;
+        (self.mutant, self.runs.mutant) = (mutant, mutant);
         if mutant == Some(Mutant::Stale)
             && let Some(opening) = &mut self.opening
         {
@@ -274,7 +233,7 @@ impl Rounds {
 
     /// Whether a poll may compute for long.
     pub(crate) fn polls_take_long(&self) -> bool {
-        matches!(self.data, DataPlans::Exact(_))
+        self.runs.is_exact()
     }
 
     /// Which of the contributions the caller may write: one that no round holds.
@@ -292,7 +251,7 @@ impl Rounds {
     /// A late contribution with which the next one must be combined before it is handed over,
     /// taken out of the rounds' hands. None where sums are exact: to combine them would round.
     pub(crate) fn take_late(&mut self) -> Option<Contribution> {
-        if matches!(self.data, DataPlans::Exact(_)) {
+        if self.runs.is_exact() {
             return None;
         }
         self.take_late_with_next().and_then(|late| late.iter().next())
@@ -313,11 +272,8 @@ impl Rounds {
     /// The caller hands a contribution over, and waits for the round that counts it, or the newest
     /// that was bound without it. `facts`: where sums are exact, those of the contribution.
     pub(crate) fn hand_over(&mut self, contribution: Contribution, facts: Vec<i32>) {
-        let mut with = None;
-        if let DataPlans::Exact(exact) = &mut self.data {
-            exact.note(contribution, facts);
-            with = self.take_late_with_next();
-        }
+        self.runs.note(contribution, facts);
+        let with = if self.runs.is_exact() { self.take_late_with_next() } else { None };
         if self.next == self.seen {
             self.handover.hand_over(contribution, with);
             self.say(Readiness::Ready);
@@ -419,9 +375,37 @@ impl Rounds {
         self.has_stopped = true;
     }
 
-    /// Whether no round is active.
+    /// Whether no round is active that this rank knows to be open.
     pub(crate) fn is_idle(&self) -> bool {
-        self.active.is_none()
+        self.closed_round().is_some()
+    }
+
+    /// The round that is to be carried out next: the active one if it was bound ahead and is not
+    /// known to be open. `None`: the active one is open.
+    fn closed_round(&self) -> Option<u64> {
+        match &self.active {
+            None => Some(self.next),
+            Some(active) => (active.number >= self.words.open()).then_some(active.number),
+        }
+    }
+
+    /// Binds the round of what was just handed over, if that is possible. So the caller's own
+    /// thread carries it out, without a word of another rank.
+    pub(crate) fn begin(&mut self, engine: &mut Engine) {
+        if !self.is_over && engine.works() && self.bind(engine, true).is_err() {
+            // The group is failing.
+            self.is_over = true;
+        }
+    }
+
+    /// Goes on with the active round alone: hears nothing and tells nothing. It replaces no
+    /// [`Rounds::poll`], and costs little. False: there is nothing to go on with by it.
+    pub(crate) fn poll_active(&mut self, engine: &mut Engine, now: Nanos) -> bool {
+        let is_apt = self.active.is_some() && !self.is_over && engine.works() && !self.polls_take_long();
+        if is_apt && self.advance(engine, now).is_err() {
+            self.is_over = true;
+        }
+        is_apt
     }
 
     /// Goes as far as it can; true when anything moved. To be called after the engine was polled.
@@ -434,6 +418,7 @@ impl Rounds {
         loop {
             self.words.hear(engine);
             let mut again = self.open_next(engine, now);
+            self.start_time(engine);
             self.expect_all(engine, now);
             if !engine.works() {
                 return moved;
@@ -441,7 +426,7 @@ impl Rounds {
             if let Some(at) = self.words.tell(engine, now) {
                 self.wake_by(at);
             }
-            match self.bind(engine).and_then(|bound| Ok(bound | self.advance(engine, now)?)) {
+            match self.bind(engine, false).and_then(|bound| Ok(bound | self.advance(engine, now)?)) {
                 Ok(has_moved) => again |= has_moved,
                 // The group is failing.
                 Err(_) => {
@@ -469,15 +454,11 @@ impl Rounds {
 
     /// Rank 0 opens the next round when it is time.
     fn open_next(&mut self, engine: &mut Engine, now: Nanos) -> bool {
-        let Some(opening) = &mut self.opening else { return false };
-        if self.active.is_some()
-            || self.words.open() > self.next
-            || self.words.is_last_open()
-            || self.has_stopped
-        {
+        let round = self.words.open();
+        if self.closed_round() != Some(round) || self.words.is_last_open() || self.has_stopped {
             return false;
         }
-        let round = self.next;
+        let Some(opening) = &mut self.opening else { return false };
         match opening.decide(round, self.words.of(round, self.all_present), now) {
             Decision::Wait(None) => return false,
             Decision::Wait(Some(at)) => {
@@ -495,12 +476,38 @@ impl Rounds {
         true
     }
 
-    /// Binds this rank's input to the next round, if that is open and the one before has ended.
-    fn bind(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
-        if self.active.is_some() || self.has_stopped || self.next >= self.words.open() {
+    /// The time of the active round's runs begins when the round is open. So it does when a rank
+    /// has left, which may be one that they wait for.
+    fn start_time(&mut self, engine: &mut Engine) {
+        let is_open = self.active.as_ref().is_some_and(|active| self.words.open() > active.number);
+        if self.runs.are_held() && (is_open || engine.first_departed().is_some()) {
+            self.runs.start_time(engine);
+        }
+    }
+
+    /// Whether this rank's input to the next round is known before the round is open. A learned
+    /// deadline is learned from words, so its rounds wait for them. Exact sums take several runs,
+    /// one after the other, beside which words cost nothing.
+    fn can_bind_ahead(&self) -> bool {
+        #[cfg(test)]
+        if self.mutant == Some(Mutant::UnreadyAhead) && self.rank == 1 {
+            return true;
+        }
+        self.handover.is_in_time()
+            && matches!(self.activation.grace_time(), Grace::Fixed(_))
+            && !self.runs.is_exact()
+    }
+
+    /// Binds this rank's input to the next round, if that is open or the input known, and the round
+    /// before has ended. `may_wait`: see [`RoundRuns::bind`].
+    fn bind(&mut self, engine: &mut Engine, may_wait: bool) -> Result<bool, StartError> {
+        let is_ahead = self.next >= self.words.open();
+        if self.active.is_some() || self.has_stopped || (is_ahead && !self.can_bind_ahead()) {
             return Ok(false);
         }
         let number = self.next;
+        // Only ranks that give nothing any more are in the last round, so nobody is bound to it
+        // ahead.
         let is_last = self.words.is_last_open() && number + 1 == self.words.open();
         let corrects = self.activation.late_rule() == Late::Correct && (self.must_correct || is_last);
         let [given, late] = self.handover.bind(match self.activation.late_rule() {
@@ -513,32 +520,15 @@ impl Rounds {
         let held = [&self.kept, &self.newest].map(|ended| ended.as_ref().map(|ended| ended.result));
         let result =
             (0..3).find(|index| !held.contains(&Some(*index))).expect("at most two of three are held");
-        let set = Some(self.start_set(engine, given.is_some(), late.is_some())?);
         if let Some(trail) = &mut self.trail {
             trail.push(Bound { number, given, late });
         }
-        #[cfg(test)]
-        let given = given.filter(|_| self.mutant != Some(Mutant::TornBinding));
-        if let DataPlans::Exact(exact) = &mut self.data {
-            exact.bind(engine, &[given, late], self.timeout)?;
-        }
-        self.active = Some(Active {
-            number,
-            is_last,
-            result,
-            corrects,
-            given,
-            late,
-            set,
-            contributors: RankSet::default(),
-            corrected: RankSet::default(),
-            data: [None; 2],
-            has_started_data: false,
-        });
+        self.active = Some(Active { number, is_last, result, corrects });
         self.next += 1;
-        if self.activation.division() != Divisor::Contributors && !self.polls_take_long() {
-            self.start_data(engine, None)?;
-        }
+        // A rank may be as late as the activation allows; `look_at_time` sees to it that rank 0
+        // opens the round.
+        let binding = Binding { given, late, corrects, result, is_held: is_ahead };
+        self.runs.bind(engine, binding, may_wait)?;
         Ok(true)
     }
 
@@ -558,137 +548,34 @@ impl Rounds {
         }
     }
 
-    /// Starts the run of the set, with this rank's bits in it.
-    fn start_set(&mut self, engine: &mut Engine, gives: bool, corrects: bool) -> Result<RunId, StartError> {
-        let half = RankSet::words_for(self.ranks);
-        let (index, bit) = ((self.rank / u64::BITS) as usize, 1u64 << (self.rank % u64::BITS));
-        let [input, output] = &self.memory.set;
-        let mut words = vec![0u64; input.len() / size_of::<u64>()];
-        words[index] = if gives { bit } else { 0 };
-        if corrects {
-            words[half + index] = bit;
-        }
-        #[cfg(test)]
-        if self.mutant == Some(Mutant::BitTwice) && self.rank == 0 {
-            words[index] *= 2;
-        }
-        input.store(bytemuck::cast_slice(&words));
-        let [input, output] = [input, output].map(|slice| Bytes::Staged(slice.clone()));
-        engine.start(&self.set_plan, input, output, self.timeout)
-    }
-
-    /// The set that has come out in the words from `first` on.
-    fn read_set(&self, first: usize) -> RankSet {
-        let bytes = self.memory.set[1].to_vec();
-        let words = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
-        RankSet::of_words(words.skip(first).take(RankSet::words_for(self.ranks)).collect())
-    }
-
-    /// Starts the runs of the data of the active round.
-    fn start_data(&mut self, engine: &mut Engine, divide_by: Option<u32>) -> Result<(), StartError> {
-        let (Some(active), DataPlans::Combined(plan)) = (&mut self.active, &self.data) else { return Ok(()) };
-        let RoundsMemory { contributions, results, corrections, neutral, .. } = &self.memory;
-        #[cfg(test)]
-        let is_mute = self.mutant == Some(Mutant::MuteContribution) && self.rank == 1;
-        let mut start = |given: Option<Contributions>, output: &Bytes| {
-            let contribution = given.and_then(|given| given.iter().next());
-            let input = contribution.map_or(neutral, |contribution| &contributions[contribution]);
-            let is_absent = contribution.is_none();
-            #[cfg(test)]
-            let is_absent = is_absent || is_mute;
-            // Peers read nothing of an input that is absent.
-            let round = RoundInput { divide_by, neutral: neutral.clone(), is_absent };
-            engine.start_round(round, plan, [input.clone(), output.clone()], self.timeout)
-        };
-        active.has_started_data = true;
-        active.data[0] = Some(start(active.given, &results[active.result])?);
-        if active.corrects {
-            active.data[1] = Some(start(active.late, &corrections[active.result])?);
-        }
-        Ok(())
-    }
-
-    /// Goes on with the exact sums of the active round.
-    fn advance_exact(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
-        let (Some(active), DataPlans::Exact(exact)) = (&self.active, &mut self.data) else {
-            return Ok(false);
-        };
-        let divide_by = match (active.set, self.activation.division()) {
-            (Some(_), _) => None,
-            (None, Divisor::None) => Some(1),
-            (None, Divisor::World) => Some(self.ranks),
-            (None, Divisor::Contributors) => Some(active.contributors.len().max(1)),
-        };
-        let RoundsMemory { contributions, results, corrections, .. } = &self.memory;
-        let inputs = |given: Option<Contributions>| -> Vec<&Bytes> {
-            given.into_iter().flat_map(Contributions::iter).map(|it| &contributions[it]).collect()
-        };
-        let mut parts = vec![Part { inputs: inputs(active.given), result: &results[active.result] }];
-        if active.corrects {
-            parts.push(Part { inputs: inputs(active.late), result: &corrections[active.result] });
-        }
-        exact.advance(engine, divide_by, &parts, self.timeout)
-    }
-
-    /// Looks what has ended of the active round.
+    /// Goes on with the runs of the active round.
     fn advance(&mut self, engine: &mut Engine, now: Nanos) -> Result<bool, StartError> {
-        let Some(active) = &mut self.active else { return Ok(false) };
-        let mut moved = take_ended(&mut active.set, engine);
-        if moved {
-            let corrects = active.corrects;
-            let must_start = !active.has_started_data && !matches!(self.data, DataPlans::Exact(_));
-            let contributors = self.read_set(0);
-            let divide_by = contributors.len().max(1);
-            let corrected =
-                if corrects { self.read_set(RankSet::words_for(self.ranks)) } else { RankSet::default() };
-            if let Some(active) = &mut self.active {
-                (active.contributors, active.corrected) = (contributors, corrected);
-            }
-            if let Some(detail) = self.find_wrong_bits() {
+        let Some(active) = &self.active else { return Ok(false) };
+        let moved = self.runs.advance(engine)?;
+        match self.runs.stage() {
+            Stage::UnderWay => return Ok(moved),
+            Stage::WrongSet => {
+                let detail = format!(
+                    "the set of round {} is none that the ranks can have given together; which of them is wrong \
+                     is not known",
+                    active.number
+                );
                 engine.give_up_on(FaultKind::Protocol, self.rank, detail, Duration::ZERO, now);
                 return Ok(moved);
             }
-            if must_start {
-                self.start_data(engine, Some(divide_by))?;
-            }
+            Stage::Ended => self.end(),
         }
-        moved |= self.advance_exact(engine)?;
-        let Some(active) = &mut self.active else { return Ok(moved) };
-        for run in &mut active.data {
-            moved |= take_ended(run, engine);
-        }
-        let have_data_ended = match &self.data {
-            DataPlans::Combined(_) => active.has_started_data && active.data == [None; 2],
-            DataPlans::Exact(exact) => exact.is_idle(),
-        };
-        if active.set.is_none() && have_data_ended {
-            self.end();
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    /// A set that cannot have come about by each rank adding its own bit.
-    fn find_wrong_bits(&self) -> Option<String> {
-        let active = self.active.as_ref()?;
-        let sets = [(&active.contributors, active.given), (&active.corrected, active.late)];
-        let is_wrong = |(set, own): (&RankSet, Option<Contributions>)| {
-            set.contains(self.rank) != own.is_some() || set.iter().any(|rank| rank >= self.ranks)
-        };
-        sets.into_iter().any(is_wrong).then(|| {
-            format!(
-                "the set of round {} is none that the ranks can have given together; which of them is wrong is \
-                 not known",
-                active.number
-            )
-        })
+        Ok(true)
     }
 
     /// The active round has ended.
     fn end(&mut self) {
         let Some(active) = self.active.take() else { return };
         self.handover.end();
-        let Active { number, is_last, result, corrects, contributors, corrected, .. } = active;
+        let Active { number, is_last, result, corrects } = active;
+        let (contributors, corrected) = self.runs.take_sets();
+        // All ranks are bound: it was open, said or not.
+        self.words.ended(number);
         if let Some(opening) = &mut self.opening {
             opening.ended(&contributors, self.words.of(number, self.all_present));
         }
@@ -770,24 +657,25 @@ impl Rounds {
 
     /// Gives up when a caller has waited for a round for too long that rank 0 does not open.
     fn look_at_time(&mut self, engine: &mut Engine, now: Nanos) {
-        if self.awaited.is_none() || self.kept.is_some() || self.active.is_some() {
+        let closed = self.closed_round().filter(|_| self.awaited.is_some() && self.kept.is_none());
+        let Some(round) = closed else {
             self.waits_since = None;
             return;
-        }
+        };
         let since = *self.waits_since.get_or_insert(now);
         let until = since + self.timeout + MORE_THAN_RANK_0;
         if now < until {
             self.wake_by(until);
             return;
         }
-        let of = self.words.of(self.next, self.all_present);
+        let of = self.words.of(round, self.all_present);
         // Only rank 0 has heard the others.
         let heard = if self.rank == 0 { 0..self.ranks } else { 0..0 };
         let (rank, what) = match heard.into_iter().find(|rank| of(*rank) == Readiness::Silent) {
             Some(rank) => (rank, "its contribution to"),
             None => (0, "it opens"),
         };
-        let detail = format!("{what} round {} of a partial all-reduce", self.next);
+        let detail = format!("{what} round {round} of a partial all-reduce");
         engine.give_up_on(FaultKind::TimedOut, rank, detail, now.since(since), now);
     }
 }

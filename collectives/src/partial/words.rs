@@ -2,7 +2,9 @@
 //!
 //! **Invariant:** rounds open in order, and what a rank says of itself grows. Rank 0 hears who is
 //! ready; the word that a round is open goes down a binomial tree. Words may be lost where others
-//! overtake them: a word to rank 0 is said again as long as its round is not open.
+//! overtake them: a word to rank 0 is said again as long as its round is not open, and a word down
+//! the tree as long as its round has not ended here. A round that has ended was bound by all ranks,
+//! so a word about it is told to nobody any more.
 
 use std::time::Duration;
 
@@ -12,8 +14,8 @@ use pleach_vocabulary::Rank;
 use super::readiness::{Readiness, ReadyWord, ReadyWords};
 use crate::engine::{Engine, RoundWord};
 
-/// How long a word to rank 0 stays unanswered before it is said again, at first and at most: it may
-/// have been replaced by an older one that it had overtaken.
+/// How long a word stays unanswered before it is said again, at first and at most: it may have been
+/// replaced by an older one that it had overtaken.
 const SAID_AGAIN_AFTER: Duration = Duration::from_millis(10);
 const SAID_AGAIN_AFTER_MAX: Duration = Duration::from_secs(1);
 /// How often a word is tried that a peer had no room for.
@@ -31,8 +33,12 @@ pub(crate) struct RoundWords {
     /// How many rounds are open, and whether the last of them is the last of all.
     open: u64,
     is_last_open: bool,
+    /// How many rounds have ended here.
+    ended: u64,
     /// The ranks that this rank tells of open rounds, each with the word that it was told.
     children: Vec<(Rank, u64)>,
+    /// When they are told again, and how long after that again.
+    told: (Nanos, Duration),
 }
 
 /// The children of a rank in the binomial tree with root 0.
@@ -56,7 +62,9 @@ impl RoundWords {
             said: (ReadyWord::default(), Nanos::MAX, SAID_AGAIN_AFTER),
             open: 0,
             is_last_open: false,
+            ended: 0,
             children: children(rank, ranks).map(|child| (child, 0)).collect(),
+            told: (Nanos::MAX, SAID_AGAIN_AFTER),
         }
     }
 
@@ -73,6 +81,16 @@ impl RoundWords {
     /// Rank 0 opens a round: the last one, or not.
     pub(crate) fn open_round(&mut self, round: u64, is_last: bool) {
         (self.open, self.is_last_open) = (round + 1, is_last);
+    }
+
+    /// A round has ended here. It was open if it has never been said to be: see
+    /// [`Rounds::bind`](super::Rounds).
+    pub(crate) fn ended(&mut self, round: u64) {
+        self.ended = round + 1;
+        self.open = self.open.max(self.ended);
+        for (_, told) in &mut self.children {
+            *told = (*told).max(self.ended * 2);
+        }
     }
 
     /// The newest word of this rank.
@@ -113,24 +131,43 @@ impl RoundWords {
 
     /// Tells others what they do not know yet. Gives when to do so again, if it is to be.
     pub(crate) fn tell(&mut self, engine: &mut Engine, now: Nanos) -> Option<Nanos> {
+        let open_again_at = self.tell_children(engine, now);
+        let ready_again_at =
+            if self.rank != 0 && !self.is_last_open { self.tell_rank_0(engine, now) } else { None };
+        open_again_at.into_iter().chain(ready_again_at).min()
+    }
+
+    /// Tells the children which rounds are open, and tells them again as long as the newest of
+    /// these has not ended here. Gives when.
+    fn tell_children(&mut self, engine: &mut Engine, now: Nanos) -> Option<Nanos> {
         let word = self.open_word();
-        let mut must_retry = false;
-        for (child, told) in self.children.iter_mut().filter(|(_, told)| *told < word) {
+        let (again_at, interval) = self.told;
+        let is_new = self.children.iter().any(|(_, told)| *told < word);
+        let is_again = !is_new && self.ended < self.open && now >= again_at;
+        let (mut is_any_told, mut must_retry) = (false, false);
+        for (child, told) in self.children.iter_mut().filter(|(_, told)| is_again || *told < word) {
             if engine.say(*child, RoundWord::Open, word) {
-                *told = word;
+                (*told, is_any_told) = (word, true);
             } else {
                 must_retry = true;
             }
         }
-        let again_at =
-            if self.rank != 0 && !self.is_last_open { self.tell_rank_0(engine, now) } else { None };
-        let retry_at = must_retry.then(|| now + RETRIED_AFTER);
-        retry_at.into_iter().chain(again_at).min()
+        if is_any_told {
+            let interval = if is_again { (interval * 2).min(SAID_AGAIN_AFTER_MAX) } else { SAID_AGAIN_AFTER };
+            self.told = (now + interval, interval);
+        }
+        if must_retry {
+            return Some(now + RETRIED_AFTER);
+        }
+        (self.ended < self.open && !self.children.is_empty()).then_some(self.told.0)
     }
 
     /// Tells rank 0 this rank's word, and tells it again as long as its round is not open. Gives
     /// when.
     fn tell_rank_0(&mut self, engine: &mut Engine, now: Nanos) -> Option<Nanos> {
+        if self.need_not_say() {
+            self.said.0 = self.own;
+        }
         let (said, again_at, interval) = self.said;
         let is_new = said < self.own;
         if !is_new && said.round().is_none_or(|round| self.open > round) {
@@ -145,11 +182,37 @@ impl RoundWords {
         }
         Some(self.said.1)
     }
+
+    /// Whether this rank's word is that it was ready for a round that is open, and rank 0 takes
+    /// the rank for silent afterwards without it too.
+    fn need_not_say(&self) -> bool {
+        self.own.readiness() == Readiness::Ready
+            && self.own.round().is_some_and(|round| round < self.open)
+            && self.said.0.of(self.open, 0) == Readiness::Silent
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_need_not_say_that_it_was_ready_for_a_round_that_has_ended() {
+        let needs = |said, own, ended: Option<u64>| {
+            let mut words = RoundWords::new(1, 2);
+            words.own = words.own.then(3, said);
+            words.said.0 = words.own;
+            words.say(4, own);
+            ended.into_iter().for_each(|round| words.ended(round));
+            !words.need_not_say()
+        };
+        assert!(!needs(Readiness::Ready, Readiness::Ready, Some(4)));
+        assert!(!needs(Readiness::Silent, Readiness::Ready, Some(4)));
+        assert!(needs(Readiness::Ready, Readiness::Ready, None), "the round is not open");
+        assert!(needs(Readiness::Ready, Readiness::Ready, Some(3)), "the round is not open");
+        assert!(needs(Readiness::Absent, Readiness::Ready, Some(4)), "it would stay absent");
+        assert!(needs(Readiness::Ready, Readiness::Absent, Some(4)), "it is absent from now on");
+    }
 
     #[test]
     fn every_rank_has_one_parent_which_has_it_as_a_child() {

@@ -589,6 +589,8 @@ fn combined_by(
 
 #[cfg(test)]
 mod tests {
+    use pleach_schedule::Algorithm;
+
     use super::*;
 
     /// A trial on wires that do no more than a round survives, and its outcome.
@@ -623,6 +625,30 @@ mod tests {
     }
 
     #[test]
+    fn where_nobody_is_late_nobody_waits_for_a_word() {
+        const ROUNDS: u32 = 50;
+        const FLIGHT: Duration = Duration::from_micros(10);
+        for ranks in [2, 4] {
+            let network = sim::Network::full_mesh(ranks, 100_000_000_000, FLIGHT);
+            let cluster = Cluster::with(sim::Options::new(network, 0), None, true);
+            let at_once = Due::After(Duration::ZERO);
+            let mut steps = vec![(at_once, Step::Contribute); ROUNDS as usize];
+            steps.push((at_once, Step::Finish));
+            let callers = (0..ranks).map(|_| Caller::new(steps.clone())).collect();
+            let (data_type, activation) = (DataType::I64, Activation::all());
+            let terms = Terms { len: 3, data_type, activation, has_thread: true, can_multiply: true };
+            let variant = Some(Algorithm::Exchange.into());
+            let mut trial = Trial::of(cluster, Course { terms, staleness_max: 8, variant, callers });
+            let rounds = trial.outcome().unwrap_or_else(|(checker, error)| panic!("{checker:?}: {error}"));
+            assert_eq!(rounds, u64::from(ROUNDS) + 1);
+            let time = trial.cluster.world.now().since(Nanos::ZERO);
+            println!("{ranks} ranks: {time:?} for {ROUNDS} rounds");
+            // One flight for the data, as an all-reduce; a word and its answer take two more.
+            assert!(time < FLIGHT * ROUNDS * 2, "{ranks} ranks: {time:?}");
+        }
+    }
+
+    #[test]
     #[ignore = "10,000 seeds take minutes: .ci/nightly runs it"]
     fn sets_and_sums_are_right_in_ten_thousand_seeds() {
         expect_seeds(500..10_500);
@@ -639,6 +665,7 @@ mod tests {
             Mutant::Stale,
             Mutant::ReusedContribution,
             Mutant::MuteContribution,
+            Mutant::UnreadyAhead,
         ] {
             let (_, error) = caught(mutant);
             println!("{mutant:?}: {error}");

@@ -79,8 +79,10 @@ impl RawPartial {
     ///
     /// See there.
     pub fn contribute(&mut self) -> Result<RawRound<'_>, PartialError> {
-        self.hand_over()?;
-        self.wait()
+        let driver = self.group.shared.driver.clone();
+        let mut core = self.hand_over(&driver)?;
+        core.begin_round();
+        self.wait_for_started(&driver, core)
     }
 
     /// As [`Partial::start_contribute`].
@@ -89,29 +91,24 @@ impl RawPartial {
     ///
     /// See there.
     pub fn start_contribute(&mut self) -> Result<(), PartialError> {
-        self.hand_over()?;
+        let driver = self.group.shared.driver.clone();
+        drop(self.hand_over(&driver)?);
         // The caller is about to compute.
         self.group.shared.wake_progress();
         Ok(())
     }
 
-    fn hand_over(&mut self) -> Result<(), PartialError> {
+    fn hand_over<'d>(&mut self, driver: &'d Driver) -> Result<MutexGuard<'d, Core>, PartialError> {
         self.expect_going()?;
         self.await_stream()?;
-        let driver = self.group.shared.driver.clone();
-        if let Some(fault) = driver.lock().engine.failure() {
-            return Err(CollectiveError::Failed(fault.clone()).into());
+        let mut facts = Vec::new();
+        if self.terms.activation.factor().is_some() || self.exact.is_some() {
+            // A group that has failed multiplies nothing.
+            expect_working(&driver.lock())?;
+            facts = self.prepare();
         }
-        // Other threads and peers go on meanwhile.
-        let bytes = &self.contributions[self.current];
-        let environment = DefaultEnvironment::enter();
-        if let Some(factor) = self.terms.activation.factor() {
-            let (scaling, base) = (Scaling { data_type: self.terms.data_type, factor }, bytes.base());
-            scaling.products(base, base, bytes.len());
-        }
-        let facts = self.exact.map_or_else(Vec::new, |sums| sums.facts(bytes));
-        drop(environment);
         let mut core = driver.lock();
+        expect_working(&core)?;
         while let Some(late) = core.expect_rounds().take_late() {
             drop(core);
             self.add_to_current(late)?;
@@ -120,7 +117,19 @@ impl RawPartial {
         core.expect_rounds().hand_over(self.current, facts);
         self.started = Some(self.current);
         self.current = core.expect_rounds().free_contribution();
-        Ok(())
+        Ok(core)
+    }
+
+    /// Multiplies the contribution by this rank's factor. Gives its facts where sums are exact.
+    /// Other threads and peers go on meanwhile.
+    fn prepare(&self) -> Vec<i32> {
+        let bytes = self.contribution_bytes();
+        let _environment = DefaultEnvironment::enter();
+        if let Some(factor) = self.terms.activation.factor() {
+            let (scaling, base) = (Scaling { data_type: self.terms.data_type, factor }, bytes.base());
+            scaling.products(base, base, bytes.len());
+        }
+        self.exact.map_or_else(Vec::new, |sums| sums.facts(bytes))
     }
 
     /// As [`Partial::wait`].
@@ -130,10 +139,18 @@ impl RawPartial {
     /// See there.
     pub fn wait(&mut self) -> Result<RawRound<'_>, PartialError> {
         self.group.expect_open()?;
-        let Some(started) = self.started.take() else { return Err(PartialError::NotStarted) };
         let driver = self.group.shared.driver.clone();
+        self.wait_for_started(&driver, driver.lock())
+    }
+
+    fn wait_for_started(
+        &mut self,
+        driver: &Driver,
+        core: MutexGuard<'_, Core>,
+    ) -> Result<RawRound<'_>, PartialError> {
+        let Some(started) = self.started.take() else { return Err(PartialError::NotStarted) };
         let current = std::mem::replace(&mut self.current, started);
-        let (ended, awaited) = match self.await_round(&driver, driver.lock()) {
+        let (ended, awaited) = match self.await_round(driver, core) {
             Ok(found) => found,
             Err(error) => {
                 let companion = driver.lock().expect_rounds().take_companion(started);
@@ -169,9 +186,7 @@ impl RawPartial {
     pub fn next_round(&self) -> Result<Option<u64>, PartialError> {
         self.expect_going()?;
         let mut core = self.group.shared.driver.lock();
-        if let Some(fault) = core.engine.failure() {
-            return Err(CollectiveError::Failed(fault.clone()).into());
-        }
+        expect_working(&core)?;
         Ok(core.expect_rounds().next_round())
     }
 
@@ -265,8 +280,11 @@ impl RawPartial {
     fn await_round(
         &self,
         driver: &Driver,
-        core: MutexGuard<'_, Core>,
+        mut core: MutexGuard<'_, Core>,
     ) -> Result<(Ended, Awaited), CollectiveError> {
+        if let Some(found) = driver.poll_round(&mut core) {
+            return Ok(found);
+        }
         let mut core = Some(core);
         loop {
             let until = match self.group.interrupted {
@@ -358,6 +376,11 @@ impl RawRound<'_> {
     pub fn missed(&self) -> u64 {
         self.ended.number - self.awaited.seen
     }
+}
+
+/// An error if the group has failed.
+fn expect_working(core: &Core) -> Result<(), CollectiveError> {
+    core.engine.failure().map_or(Ok(()), |fault| Err(CollectiveError::Failed(fault.clone())))
 }
 
 /// A result that the caller reads.
