@@ -77,6 +77,25 @@ const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 const AWAY_MIN: Duration = Duration::from_micros(50);
 const AWAY_MAX: Duration = Duration::from_micros(400);
 
+/// The absence of the background thread from a caller; see [`Driver::stay_away`].
+struct Absence {
+    /// Until the next look.
+    time: Duration,
+}
+
+impl Absence {
+    fn begin() -> Self {
+        Self { time: AWAY_MIN }
+    }
+
+    /// Whether it goes on after a look, since the last of which the caller has waited so often. Of
+    /// one wait nobody knows what comes after it: the caller may compute.
+    fn goes_on(&mut self, waits: u32) -> bool {
+        self.time = (self.time * 2).min(AWAY_MAX);
+        waits > 1
+    }
+}
+
 /// Longest time that a finished call waits until its last signals and messages have gone out. Only
 /// peers that do not read take longer; the rest then goes out with the next call.
 pub(crate) const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
@@ -531,15 +550,14 @@ impl Driver {
     ) -> MutexGuard<'a, Core> {
         self.waits.store(0, Ordering::Relaxed);
         drop(core);
-        let mut away = AWAY_MIN;
+        let mut absence = Absence::begin();
         loop {
-            thread::park_timeout(away);
+            thread::park_timeout(absence.time);
             let is_called = has_work.swap(false, Ordering::Acquire) || is_over.load(Ordering::Acquire);
             let core = lock(&self.core);
-            if is_called || self.waits.swap(0, Ordering::Relaxed) <= 1 {
+            if is_called || !absence.goes_on(self.waits.swap(0, Ordering::Relaxed)) {
                 return core;
             }
-            away = (away * 2).min(AWAY_MAX);
         }
     }
 
@@ -695,9 +713,76 @@ fn sleep(core: &mut Core, now: Nanos, until: Nanos) -> (Nanos, bool) {
     (clock::now(), moved)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use pleach_transport::rendezvous::Fabric;
+
     use super::*;
+    use crate::{Group, ranks};
+
+    /// Longest time that a test waits for another thread.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_background_thread_stays_away_as_long_as_its_caller_makes_one_call_after_the_other() {
+        let mut absence = Absence::begin();
+        let mut times = vec![absence.time];
+        for waits in [2, 3, 1000, 2, u32::MAX] {
+            assert!(absence.goes_on(waits), "{waits} waits");
+            times.push(absence.time);
+        }
+        assert!(times.is_sorted_by(|one, next| *next == (*one * 2).min(AWAY_MAX)), "{times:?}");
+        assert_eq!((times[0], times[times.len() - 1]), (AWAY_MIN, AWAY_MAX));
+        for waits in [0, 1] {
+            let mut absence = Absence::begin();
+            assert!(absence.goes_on(2) && !absence.goes_on(waits), "{waits} waits");
+        }
+    }
+
+    /// A thread stays away from this caller, which goes on with what `call` does until the thread
+    /// is back. Whether it came back in time.
+    fn comes_back(has_work: &AtomicBool, is_over: &AtomicBool, call: impl Fn(&Driver) + Sync) -> bool {
+        let body = |group: Group| {
+            let (driver, is_back) = (group.shared.driver.clone(), AtomicBool::new(false));
+            thread::scope(|scope| {
+                let (driver, is_back) = (&driver, &is_back);
+                scope.spawn(move || {
+                    drop(driver.stay_away(lock(&driver.core), has_work, is_over));
+                    is_back.store(true, Ordering::Release);
+                });
+                let until = clock::now() + PATIENCE;
+                while !is_back.load(Ordering::Acquire) && clock::now() < until {
+                    call(driver);
+                    thread::yield_now();
+                }
+                is_back.load(Ordering::Acquire)
+            })
+        };
+        ranks::with_group(Fabric::Shm, 1, |_| {}, body)[0]
+    }
+
+    /// What a caller does that makes one call after the other.
+    fn call_twice(driver: &Driver) {
+        let core = driver.lock();
+        driver.count_wait();
+        driver.count_wait();
+        drop(core);
+    }
+
+    #[test]
+    fn the_background_thread_comes_back_when_its_caller_computes() {
+        let (no_work, not_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        assert!(comes_back(&no_work, &not_over, |_| {}));
+    }
+
+    #[test]
+    fn the_background_thread_comes_back_for_work_though_its_caller_goes_on_calling() {
+        let (has_work, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
+        assert!(comes_back(&has_work, &is_over, call_twice));
+        assert!(!has_work.load(Ordering::Relaxed), "it has taken the work");
+        is_over.store(true, Ordering::Release);
+        assert!(comes_back(&has_work, &is_over, call_twice));
+    }
 
     #[test]
     fn yields_are_tried_again_soon_after_one_stranger_and_seldom_among_many() {
