@@ -356,6 +356,55 @@ fn exact_sums_do_not_depend_on_the_order_of_ranks_their_number_or_the_fabric() {
     }
 }
 
+#[test]
+fn an_exact_sum_of_many_contributions_has_the_same_bits_whoever_gives_which() {
+    const ELEMENTS: usize = 20_000;
+    let exact = |options: &mut Options| options.reproducible = Reproducible::Exact;
+    let contributions: Vec<Vec<f32>> = (0..7).map(|number| fill(number, 0, ELEMENTS)).collect();
+    // Which contributions each rank gives.
+    let worlds: [&[&[usize]]; 4] = [
+        &[&[0, 1, 2, 3, 4, 5, 6]],
+        &[&[0, 2, 4, 6], &[1, 3, 5]],
+        &[&[], &[6, 5], &[0, 1, 2, 3, 4]],
+        &[&[3], &[1, 4], &[0, 5, 6], &[2]],
+    ];
+    let mut results = Vec::new();
+    for fabric in FABRICS {
+        for world in worlds {
+            results.extend(with_group(fabric, world.len() as u32, exact, |group| {
+                let own = world[group.rank() as usize].iter().map(|number| &contributions[*number][..]);
+                let mut sum = vec![7.0; ELEMENTS];
+                group.all_reduce_many(&own.collect::<Vec<_>>(), &mut sum).unwrap();
+                sum.iter().map(|number| number.to_bits()).collect::<Vec<_>>()
+            }));
+        }
+    }
+    assert!(results.iter().all(|result| *result == results[0]));
+    for (place, sum) in results[0].iter().enumerate() {
+        let wide: f64 = contributions.iter().map(|contribution| f64::from(contribution[place])).sum();
+        assert_eq!(f32::from_bits(*sum), wide as f32);
+    }
+}
+
+#[test]
+fn only_exact_groups_add_several_contributions_and_each_is_as_long_as_the_sum() {
+    with_group(
+        Fabric::Shm,
+        2,
+        |_| {},
+        |group| {
+            let error = group.all_reduce_many(&[&[1.0]], &mut [0.0]).unwrap_err();
+            assert!(matches!(error, CollectiveError::NotExact { reason: NotExact::Group, .. }), "{error}");
+            assert!(error.to_string().contains("Reproducible::Exact"), "{error}");
+        },
+    );
+    let exact = |options: &mut Options| options.reproducible = Reproducible::Exact;
+    with_group(Fabric::Shm, 2, exact, |group| {
+        let error = group.all_reduce_many(&[&[1.0], &[1.0, 2.0]], &mut [0.0]).unwrap_err();
+        assert!(matches!(error, CollectiveError::Length { expected: 1, actual: 2, .. }), "{error}");
+    });
+}
+
 /// What [`exact_sums`] calls, giving nothing but zeros.
 fn zeros<T: Float>(group: &Group) -> Vec<u8> {
     let mut data = vec![T::of(0.0); 20_000];

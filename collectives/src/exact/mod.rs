@@ -3,7 +3,9 @@
 //! The elements are divided into blocks. One all-reduce (maximum) over a few integers for each
 //! block finds the binary places that the numbers of the block use on any rank. Then each block is
 //! expanded into rows of digits ([`Window`]). The digits are all-reduced as `i64` sums, which do
-//! not depend on the order. Every rank then rounds the same exact sum once.
+//! not depend on the order. Every rank then rounds the same exact sum once. A rank that contributes
+//! several times gives the digits of the sum of its contributions, as of one number that has more
+//! places.
 //!
 //! **Cost.** Numbers whose binary places span `s` bits (mantissas included) take `ceil(s / 51)`
 //! words of 8 bytes each, and one more word if a block has infinities or NaN. For example, `f32`
@@ -78,6 +80,15 @@ fn facts_of_singles(block: impl Iterator<Item = f32>) -> [i32; FACTS] {
     })
 }
 
+/// The facts of a block to which a rank contributes several times, from those of each contribution.
+/// Their sum is below so many times the highest of them.
+pub(crate) fn facts_of_sum(each: impl ExactSizeIterator<Item = [i32; FACTS]>) -> [i32; FACTS] {
+    let carries = each.len().next_power_of_two().trailing_zeros() as i32;
+    let larger = |a: [i32; FACTS], b: [i32; FACTS]| std::array::from_fn(|fact| a[fact].max(b[fact]));
+    let [top, bottom, special] = each.fold([NO_PLACE, NO_PLACE, 0], larger);
+    [if top == NO_PLACE { top } else { top + carries }, bottom, special]
+}
+
 /// The expansion of a block. For each digit the digits of all elements are adjacent. The counts
 /// follow, if there are any.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +129,49 @@ impl BlockWindow {
             } else if let Some(parts) = parts(value) {
                 self.window.store(parts, &mut digits[index..], elements);
             }
+        }
+    }
+
+    /// Stores the digits of the sum of several contributions to the block, whose facts are in the
+    /// window ([`facts_of_sum`]).
+    pub(crate) fn expand_sum<T: Float, I: ExactSizeIterator<Item = T>>(
+        self,
+        mut contributions: impl Iterator<Item = I>,
+        elements: usize,
+        words: &mut [i64],
+    ) {
+        let Some(first) = contributions.next() else { return words.fill(0) };
+        self.expand(first, words);
+        let (mut rows, mut more) = (1, Vec::new());
+        for contribution in contributions {
+            more.resize(words.len(), 0);
+            self.expand(contribution, &mut more);
+            words.iter_mut().zip(&more).for_each(|(word, more)| *word += more);
+            rows += 1;
+            if rows == ROWS_MAX {
+                self.carry(words, elements);
+                rows = 1;
+            }
+        }
+        if rows > 1 {
+            self.carry(words, elements);
+        }
+    }
+
+    /// Makes one row of the sum of several: each digit but the highest one keeps its own bits, and
+    /// each count says whether there is such a number.
+    fn carry(self, words: &mut [i64], elements: usize) {
+        let (digits, counts) = words.split_at_mut(self.window.digits * elements);
+        for digit in 1..self.window.digits {
+            let (lower, upper) = digits.split_at_mut(digit * elements);
+            for (low, high) in lower[(digit - 1) * elements..].iter_mut().zip(upper) {
+                *high += *low >> DIGIT_BITS;
+                *low &= DIGIT_MASK as i64;
+            }
+        }
+        for counted in counts {
+            let has = |one: i64| *counted & (one * ((1 << COUNT_BITS) - 1)) != 0;
+            *counted = [NAN, INFINITY, NEGATIVE_INFINITY].into_iter().filter(|one| has(*one)).sum();
         }
     }
 
@@ -162,6 +216,9 @@ impl BlockWindow {
 /// all ranks.
 const DIGIT_BITS: u32 = 51;
 const _: () = assert!(RANKS_MAX as u64 <= 1 << (63 - DIGIT_BITS));
+
+/// Most rows that are added up before their carries go to the next digit.
+const ROWS_MAX: usize = RANKS_MAX as usize;
 
 /// Most digits of a row: from the smallest subnormal `f64` to the largest number.
 const DIGITS_MAX: usize = (1024 + 1074u32).div_ceil(DIGIT_BITS) as usize;
@@ -394,6 +451,42 @@ mod tests {
         assert_eq!(sum(&[1.0f32, 0.0, 0.0], 3), 1.0 / 3.0);
     }
 
+    /// The same, of ranks that contribute these parts of the column.
+    fn sum_of_parts<T: Float>(parts: &[&[T]]) -> T {
+        let one = |number: &T| std::iter::once(*number);
+        let facts_of_part = |part: &&[T]| facts_of_sum(part.iter().map(|number| facts_of(one(number))));
+        let larger = |a: [i32; FACTS], b: [i32; FACTS]| std::array::from_fn(|k| a[k].max(b[k]));
+        let facts = parts.iter().map(facts_of_part).reduce(larger).expect("some");
+        let shape = BlockWindow::new::<T>(&facts, 1);
+        let results = [shape, BlockWindow { two_digits: None, ..shape }].map(|shape| {
+            let mut total = vec![0i64; shape.words(1)];
+            for part in parts {
+                let mut words = vec![7; shape.words(1)];
+                shape.expand_sum(part.iter().map(one), 1, &mut words);
+                total.iter_mut().zip(words).for_each(|(total, word)| *total += word);
+            }
+            let mut result = T::from_value(0.0);
+            shape.round(&total, 1, |_, number| result = number);
+            result
+        });
+        let bits = results.map(|number| number.value().to_bits());
+        assert!(bits[0] == bits[1] || results.iter().all(|number| number.value().is_nan()));
+        results[0]
+    }
+
+    #[test]
+    fn more_contributions_than_a_digit_has_room_for_are_added_without_an_overflow() {
+        let many = vec![f64::MAX; 2 * ROWS_MAX + 5];
+        let negative: Vec<f64> = many.iter().map(|number| -number).collect();
+        assert_eq!(sum_of_parts(&[&many[..], &[5e-324][..], &negative[..]]), 5e-324);
+        let many = vec![-1.5f32; 3 * ROWS_MAX];
+        assert_eq!(sum_of_parts(&[&many[..], &many[..0], &[0.25][..]]), -4608.0 * 4.0 + 0.25);
+        let special = [f32::INFINITY; 5000];
+        assert_eq!(sum_of_parts(&[&special[..], &[1.0][..]]), f32::INFINITY);
+        assert!(sum_of_parts(&[&special[..], &[f32::NEG_INFINITY][..]]).is_nan());
+        assert!(sum_of_parts(&[&special[..], &[f32::NAN, 1.0][..]]).is_nan());
+    }
+
     #[test]
     fn places_of_singles_are_those_of_their_parts() {
         let edges = [0u32, 1, 2, 3, 0x7f_ffff, 0x80_0000, 0x80_0001, 0x7f7f_ffff, 0x7f80_0000, 0x7f80_0001];
@@ -430,6 +523,31 @@ mod tests {
                 || (ours.is_nan() && expected.is_nan());
             prop_assert!(same(sum(&[a, b], 1), a + b));
             prop_assert!(same(sum(&[c, d], 1).into(), (c + d).into()));
+        }
+
+        #[test]
+        fn a_sum_does_not_depend_on_who_contributes_what(
+            column: Vec<f32>,
+            wide: Vec<f64>,
+            cuts in prop::collection::vec(0usize..40, 2),
+        ) {
+            fn expect_same<T: Float>(column: &[T], cuts: &[usize]) {
+                let mut cuts = [cuts[0].min(column.len()), cuts[1].min(column.len())];
+                cuts.sort_unstable();
+                let whole = sum_of_parts(&[column]);
+                let parts = sum_of_parts(&[&column[..cuts[0]], &column[cuts[0]..cuts[1]], &column[cuts[1]..]]);
+                assert!(
+                    whole.value().to_bits() == parts.value().to_bits()
+                        || (whole.value().is_nan() && parts.value().is_nan()),
+                    "{column:?} at {cuts:?}: {whole:?} and {parts:?}"
+                );
+                if !column.is_empty() {
+                    let alone = sum(column, 1).value();
+                    assert!(whole.value().to_bits() == alone.to_bits() || alone.is_nan());
+                }
+            }
+            expect_same(&column, &cuts);
+            expect_same(&wide, &cuts);
         }
 
         #[test]

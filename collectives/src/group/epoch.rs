@@ -11,6 +11,7 @@ use pleach_transport::{Device, Memory, Nanos, Slice, clock};
 use pleach_vocabulary::Rank;
 
 use super::driver::Driver;
+use super::exact::Exact;
 use super::join::{platform, settings, wiring};
 use super::unwinding::NoUnwinding;
 use super::{Buffer, CollectiveError, Connection, Element, Group, GroupError, Options, next_number};
@@ -29,6 +30,8 @@ pub(crate) struct CarriedGroup<'a> {
 pub(crate) struct Setting {
     options: Options,
     fabric: Fabric,
+    /// Keeps what exact sums work in.
+    exact: Arc<Exact>,
 }
 
 /// Where a member is; the same on all members.
@@ -50,7 +53,7 @@ impl Place {
 impl Setting {
     /// With these options over this fabric.
     pub(crate) fn new(options: Options, fabric: Fabric) -> Self {
-        Self { options, fabric }
+        Self { options, fabric, exact: Arc::default() }
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -96,6 +99,7 @@ impl Setting {
         let mut group =
             Group::assembled(table, connection, compute, Vec::new(), &self.options, Some(carried))?;
         group.fabric = Some(self.fabric);
+        group.exact = group.exact.map(|_| Arc::clone(&self.exact));
         Ok(group)
     }
 }

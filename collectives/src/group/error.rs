@@ -340,6 +340,8 @@ pub enum NotExact {
     Partial,
     /// There are no kernels for it.
     OnGpu,
+    /// Its contributions are added up without rounding by exact groups alone.
+    Group,
 }
 
 impl fmt::Display for NotExact {
@@ -354,6 +356,9 @@ impl fmt::Display for NotExact {
             Self::Partial => {
                 "late contributions go beside others of their rank, which exact sums of more than 2048 ranks have no room for; \
                  take Late::Drop"
+            }
+            Self::Group => {
+                "only exact groups add several contributions of a rank; set Options::reproducible to Reproducible::Exact"
             }
             Self::OnGpu => {
                 "there are no kernels for it; take Reproducible::PerWorldSize, or copy the data to the host"

@@ -1,6 +1,8 @@
 //! Exact operations of a group: what [`crate::exact`] computes, carried out by integer collectives.
 
+use std::iter::Copied;
 use std::ops::Range;
+use std::slice::Iter;
 use std::sync::Mutex;
 
 use half::{bf16, f16};
@@ -8,11 +10,12 @@ use pleach_transport::mutex::lock;
 use pleach_vocabulary::digest::chain;
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
-use super::bound::BoundCall;
+use super::bound::{BoundCall, expect_length};
+use super::error::NotExact;
 use super::{Buffer, CollectiveError, Group};
 use crate::call::{Amount, Counts};
-use crate::compute::{F8E4M3, F8E5M2};
-use crate::exact::{BLOCK_ELEMENTS, BlockWindow, Elements, FACTS, Float, facts_of};
+use crate::compute::{DefaultEnvironment, F8E4M3, F8E5M2};
+use crate::exact::{BLOCK_ELEMENTS, BlockWindow, Elements, FACTS, Float, facts_of, facts_of_sum};
 
 /// Carries exact operations out. Keeps the memory that they work in.
 #[derive(Debug, Default)]
@@ -25,7 +28,7 @@ impl Exact {
     /// Stores the exact sum or average of all ranks' inputs, or this rank's part of it, where the
     /// call wants it.
     pub(super) fn carry_out(&self, group: &Group, call: &BoundCall) -> Result<(), CollectiveError> {
-        let group = &marked(group, call);
+        let group = &of_call(group, call);
         match call.data_type {
             DataType::F64 => self.reduce::<f64>(group, call),
             DataType::F32 => self.reduce::<f32>(group, call),
@@ -52,21 +55,36 @@ impl Exact {
                 output.set(at, number);
             }
         };
-        self.run(group, input.len(), call.op, read, store)
+        self.run(group, input.len(), call.op, &[read], store)
     }
 
-    /// Calls `store` with every element of the result; `read` gives this rank's, each before the
-    /// result is stored there.
+    /// Stores the sum of all contributions of all ranks.
+    fn sum_of_many(
+        &self,
+        group: &Group,
+        contributions: &[&[f32]],
+        output: &mut [f32],
+    ) -> Result<(), CollectiveError> {
+        let _environment = DefaultEnvironment::enter();
+        let (op, data_type, elements) = (ReduceOp::Sum, DataType::F32, output.len());
+        let group = &marked(group, [MANY, data_type as u64, op.code(), elements as u64]);
+        let read: Vec<_> = contributions.iter().map(|contribution| reading(contribution)).collect();
+        self.run(group, elements, op, &read, |at, number| output[at] = number)
+    }
+
+    /// Calls `store` with every element of the result; each of `read` gives those of one
+    /// contribution of this rank, each before the result is stored there.
     fn run<T: Float, I: ExactSizeIterator<Item = T>>(
         &self,
         group: &Group,
         elements: usize,
         op: ReduceOp,
-        read: impl Fn(Range<usize>) -> I,
+        read: &[impl Fn(Range<usize>) -> I],
         mut store: impl FnMut(usize, T),
     ) -> Result<(), CollectiveError> {
         let blocks = || (0..elements).step_by(BLOCK_ELEMENTS).map(|at| at..elements.min(at + BLOCK_ELEMENTS));
-        let mut facts: Vec<i32> = blocks().flat_map(|block| facts_of(read(block))).collect();
+        let own = |block: Range<usize>| facts_of_sum(read.iter().map(|read| facts_of(read(block.clone()))));
+        let mut facts: Vec<i32> = blocks().flat_map(own).collect();
         group.all_reduce(&mut facts, ReduceOp::Max)?;
         let divide_by = if op == ReduceOp::Avg { group.world_size() } else { 1 };
         let shapes =
@@ -76,7 +94,8 @@ impl Exact {
         let mut done = Ok(());
         for (shape, block) in shapes() {
             let used = shape.words(block.len());
-            shape.expand(read(block.clone()), &mut words[..used]);
+            let contributions = read.iter().map(|read| read(block.clone()));
+            shape.expand_sum(contributions, block.len(), &mut words[..used]);
             done = if used == 0 { Ok(()) } else { group.all_reduce_first(&mut words, used) };
             if done.is_err() {
                 break;
@@ -98,9 +117,44 @@ impl Exact {
     }
 }
 
-/// The group with a tag that tells this call from others: the integer collectives of different
-/// calls may look the same.
-fn marked(group: &Group, call: &BoundCall) -> Group {
+impl Group {
+    /// Stores in every rank's `output` the sum of all contributions of all ranks, rounded once. A
+    /// rank may give several, or none: the bits depend neither on who gives which, nor on the
+    /// number of ranks. Each contribution is as long as `output`, and so is `output` on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError::NotExact`], unless the group's options say
+    /// [`Reproducible::Exact`](crate::Reproducible::Exact).
+    pub fn all_reduce_many(
+        &self,
+        contributions: &[&[f32]],
+        output: &mut [f32],
+    ) -> Result<(), CollectiveError> {
+        let (op, data_type) = (ReduceOp::Sum, DataType::F32);
+        self.must_be_exact(data_type, op)?;
+        let Some(exact) = &self.exact else {
+            return Err(CollectiveError::NotExact { op, data_type, reason: NotExact::Group });
+        };
+        for contribution in contributions {
+            let what = "a contribution of all-reduce (as long as the output)";
+            expect_length(what, output.len(), contribution.len())?;
+        }
+        // The integers that it is made of are no floats.
+        exact.sum_of_many(&Self { exact: None, ..self.clone() }, contributions, output)
+    }
+}
+
+/// Gives the elements of a block.
+fn reading<'a>(contribution: &'a [f32]) -> impl Fn(Range<usize>) -> Copied<Iter<'a, f32>> {
+    move |block| contribution[block].iter().copied()
+}
+
+/// In the place of a collective: sums of several contributions.
+const MANY: u64 = u64::MAX;
+
+/// The group of a call's integer collectives.
+fn of_call(group: &Group, call: &BoundCall) -> Group {
     let kind = match call.collective {
         Collective::Reduce { root } => 2 + u64::from(root),
         Collective::ReduceScatter => 1,
@@ -110,6 +164,11 @@ fn marked(group: &Group, call: &BoundCall) -> Group {
         Amount::Listed { all, digest } => all ^ u64::from(digest) << 32,
         _ => (call.input.len() / call.data_type.bytes()) as u64,
     };
-    let words = [kind, call.data_type as u64, call.op.code(), amount];
+    marked(group, [kind, call.data_type as u64, call.op.code(), amount])
+}
+
+/// The group with a tag that tells this call from others: the integer collectives of different
+/// calls may look the same.
+fn marked(group: &Group, words: [u64; 4]) -> Group {
     group.tagged_further(words.into_iter().fold(0, chain) as u32)
 }
