@@ -300,6 +300,11 @@ impl Interpreter {
         self.agreement
     }
 
+    /// Goes on with so many places, and a hash over them, that the other ranks have come to.
+    pub(crate) fn take_over(&mut self, places: u64, digest: u64) {
+        (self.agreement.places, self.agreement.digest) = (places, digest);
+    }
+
     /// The one-sided exchanges of the policy.
     #[must_use]
     pub fn window(&self) -> Option<&WindowPlan> {

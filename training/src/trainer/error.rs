@@ -38,10 +38,10 @@ pub enum TrainError {
     /// The session does not go on.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The session has made steps before, and nobody hands the parameters over.
+    /// The session has made steps before, which no trainer has made: nobody hands parameters over.
     #[error(
-        "the session is at step {step}, and a training begins with its first one, as nobody hands parameters over; \
-         start a new job"
+        "the session is at step {step}, and no trainer has made the steps before; begin the training with the first \
+         step of the session"
     )]
     Late {
         /// The step that comes next.

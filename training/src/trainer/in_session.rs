@@ -1,29 +1,46 @@
-//! A training in a session: members end, stop or are out of reach, and the others go on.
+//! A training in a session: members end, stop or are out of reach, and the others go on; processes
+//! join.
 //!
 //! Each step is an attempt of the session, in the group of an epoch. What the policy asks about by
 //! [`Action::Commit`](crate::policy::Action::Commit) is the attempt's verdict. Where it is no, or a
 //! call of the group has failed, what is under way comes back, and the policy hears of the members
 //! with the next attempt ([`Event::Membership`]).
 //!
+//! The parameters are a state of the session: a copy of them, made when a step is committed. A
+//! process that joins after the first step begins with what it has read there.
+//!
 //! An attempt of the first step begins with a comparison of what has to be the same on all members,
 //! and gives all of them the parameters of rank 0, as often as it is repeated: so all members of an
 //! attempt make the same calls. One more attempt behind the last step compares the parameters.
 //!
 //! **Invariants:** parameters, and what the program's optimizer keeps, change by committed steps
-//! alone, each once. The policy is told of the members before the first operation in an epoch. No
-//! operation of an epoch that is over has memory of the trainer.
+//! alone, each once. The states are what all members have after the last of them. The policy is
+//! told of the members before the first operation in an epoch. No operation of an epoch that is
+//! over has memory of the trainer.
 
-use pleach_collectives::session::{Session, SessionError, Verdict};
+use pleach_collectives::session::{Session, SessionError, State, Verdict};
 use pleach_collectives::{Buffer, CollectiveError, Group};
 use pleach_transport::clock;
+use pleach_vocabulary::digest::chain;
 
 use super::metrics::TrainingMetrics;
 use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work};
-use crate::policy::Event;
+use crate::interpreter::Vectors as _;
+use crate::policy::{Event, Vector};
+
+/// Elements of [`InSession::facts`].
+const FACTS: usize = 3;
 
 /// The session of a training.
 pub(crate) struct InSession {
     session: Session,
+    /// The parameters after the last committed step.
+    parameters: State<f32>,
+    /// The places where all members have had the same parameters, a hash over these, and a hash of
+    /// what has to be the same on all members.
+    facts: State<u64>,
+    /// Whether this process takes the parameters from there: others have made the steps before.
+    has_joined: bool,
     /// The epoch in whose group the trainer works.
     epoch: Option<u64>,
     attempt: Attempt,
@@ -48,16 +65,21 @@ enum Attempt {
 }
 
 impl InSession {
-    /// In the group of the first attempt, which begins.
-    pub(crate) fn new(mut session: Session) -> Result<(Self, Group), TrainError> {
+    /// In the group of this process's first attempt, which begins. So many parameters.
+    pub(crate) fn new(mut session: Session, parameters: usize) -> Result<(Self, Group), TrainError> {
+        let parameters = session.state("parameters of the training", parameters)?;
+        let facts: State<u64> = session.state("facts of the training", FACTS)?;
         let step = session.next()?;
-        if step > 0 {
+        if step > 0 && facts[..] == [0; FACTS] {
             return Err(TrainError::Late { step });
         }
         let (epoch, group) = (session.attempted_epoch(), session.group()?.clone());
         let attempt = Attempt::New { step };
-        let (is_told, is_asked) = (false, false);
-        Ok((Self { session, epoch, attempt, is_told, is_asked, failed: None }, group))
+        let (has_joined, is_told, is_asked) = (step > 0, false, false);
+        let failed = None;
+        let in_session =
+            Self { session, parameters, facts, has_joined, epoch, attempt, is_told, is_asked, failed };
+        Ok((in_session, group))
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -157,6 +179,52 @@ pub(crate) fn is_committed(trainer: &mut Trainer) -> Result<bool, TrainError> {
     Ok(is_committed)
 }
 
+/// A step was made: keeps what a process that joins needs.
+pub(crate) fn keep(trainer: &mut Trainer) {
+    let agreement = trainer.interpreter.agreement();
+    // It does not change after the first step.
+    let same = match session_of(trainer).facts[..] {
+        [.., 0] => compared(trainer),
+        _ => 0,
+    };
+    let all = 0..trainer.layout.parameters();
+    let Trainer { vectors, in_session: Some(in_session), .. } = trainer else { return };
+    let [parameters] = vectors.pieces([Vector::Parameters], &all);
+    in_session.parameters.update(|kept| kept.copy_from_slice(parameters));
+    in_session.facts.update(|facts| {
+        (facts[0], facts[1]) = (agreement.places, agreement.digest);
+        facts[2] = facts[2].max(same);
+    });
+}
+
+/// A hash of what has to be the same on all members, other than 0.
+fn compared(trainer: &Trainer) -> u64 {
+    let scheme = trainer.scheme.to_string().bytes().fold(0, |hash, byte| chain(hash, byte.into()));
+    trainer.compared.iter().fold(scheme, |hash, (_, value)| chain(hash, *value)).max(1)
+}
+
+/// Takes what the others have kept, if this process has joined.
+fn take_over(trainer: &mut Trainer) -> Result<(), TrainError> {
+    if !std::mem::take(&mut session_of(trainer).has_joined) {
+        return Ok(());
+    }
+    let same = compared(trainer);
+    let (all, rank) = (0..trainer.layout.parameters(), trainer.group.rank());
+    let Trainer { vectors, interpreter, in_session: Some(in_session), .. } = trainer else {
+        return Ok(());
+    };
+    let [places, digest, theirs] = in_session.facts[..] else { unreachable!("there are so many") };
+    if same != theirs {
+        let what = "the hash of scheme, layout, number of steps and what the program compares";
+        let [own, theirs] = [same, theirs].map(|hash| format!("{hash:#x}"));
+        return Err(TrainError::Different { what, rank, own, other: u32::from(rank == 0), theirs });
+    }
+    let [parameters] = vectors.pieces([Vector::Parameters], &all);
+    parameters.copy_from_slice(&in_session.parameters);
+    interpreter.take_over(places, digest);
+    Ok(())
+}
+
 /// Ends an attempt that has failed here. All members repeat it.
 pub(crate) fn give_up(trainer: &mut Trainer, error: CollectiveError) -> Result<(), TrainError> {
     let committed = session_of(trainer).commit(Err(error));
@@ -194,7 +262,8 @@ fn give_up_what_was_left(trainer: &mut Trainer) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Begins an attempt, and takes the group of its epoch.
+/// Begins an attempt, and takes the group of its epoch, and what the members have if this process
+/// has joined.
 fn begin(trainer: &mut Trainer) -> Result<u64, TrainError> {
     let (number, group) = session_of(trainer).begin()?;
     if let Some(group) = group {
@@ -202,6 +271,7 @@ fn begin(trainer: &mut Trainer) -> Result<u64, TrainError> {
         trainer.metrics = TrainingMetrics::new(&group);
         trainer.group = group;
     }
+    take_over(trainer)?;
     Ok(number)
 }
 

@@ -41,6 +41,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pleach_collectives::session::Session;
+#[cfg(doc)]
+use pleach_collectives::session::SessionError;
 use pleach_collectives::{Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp};
 use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
@@ -217,10 +219,17 @@ impl Trainer {
         Ok(Self::of_plan(group, (plan, vectors), scheme, layout, steps))
     }
 
-    /// A training of `steps` steps in a session that has made none, and which it leaves at its end;
-    /// the arguments are the same on all members. When members end, stop or are out of reach, the
-    /// others go on: a step in which that happened is computed again, by the members that there are
-    /// then ([`Step::members`]). Each step counts once, on all of them.
+    /// A training of `steps` steps in a session, which it leaves at its end; the arguments are the
+    /// same on all members. When members end, stop or are out of reach, the others go on: a step in
+    /// which that happened is computed again, by the members that there are then
+    /// ([`Step::members`]). Each step counts once, on all of them.
+    ///
+    /// A process that joins while the others train begins with their parameters. What the program's
+    /// optimizer keeps is a state of the program's own ([`Session::state`]), declared before this
+    /// call, and changed with each step; it is there when this returns.
+    ///
+    /// The session makes steps by this trainer alone. Where it is told to leave
+    /// ([`Session::leave_on`]), a call returns [`SessionError::Left`]: see [`Trainer::leave`].
     ///
     /// # Errors
     ///
@@ -236,7 +245,7 @@ impl Trainer {
             return Err(TrainError::NoParameters);
         }
         scheme.plan_in_session(layout, 1)?;
-        let (mut in_session, group) = InSession::new(session)?;
+        let (mut in_session, group) = InSession::new(session, layout.parameters())?;
         let plan = scheme.plan_in_session(layout, group.world_size())?;
         let vectors = RegisteredVectors::new(&plan, |len| in_session.buffer(len))?;
         let in_session = Some(in_session);
@@ -441,8 +450,9 @@ impl Trainer {
         }
     }
 
-    /// Leaves the session of a training in one.
-    fn leave(mut self) {
+    /// Leaves the session of a training in one: after [`SessionError::Left`], or for good before
+    /// the last step. The others go on.
+    pub fn leave(mut self) {
         let in_session = self.in_session.take();
         // The group of an epoch ends before its session.
         drop(self);
@@ -569,6 +579,7 @@ impl Trainer {
                     return Ok(());
                 }
                 self.deliver(Event::Committed, optimizer)?;
+                in_session::keep(self);
                 continue;
             }
             if self.send_next(optimizer)? {

@@ -1,6 +1,7 @@
 //! Trainings in sessions: what a step needs to count, and how often it does.
 
 use std::ops::Range;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use pleach_collectives::session::{Elastic, Session};
@@ -165,6 +166,67 @@ fn a_session_that_has_made_steps_trains_nobody_who_lacks_the_parameters() {
         Trainer::in_session(session, &scheme("sync"), &Linear.layout(), STEPS).map(drop)
     }) {
         assert!(matches!(refused, Err(TrainError::Late { step: 1 })), "{refused:?}");
+    }
+}
+
+/// Trains until some steps after all members have come. Says when it makes its first step.
+fn train_until_all_are_there(
+    mut session: Session,
+    begins: &Sender<u64>,
+) -> Result<(Trained, Vec<u64>), TrainError> {
+    let layout = Linear.layout();
+    let mut velocity = session.state::<f32>("velocity", layout.parameters())?;
+    let mut trainer = Trainer::in_session(session, &scheme("sync"), &layout, u64::MAX >> 1)?.checked();
+    trainer.parameters_mut().copy_from_slice(&Linear.initial());
+    let mut sgd = Sgd::new(layout.parameters(), 1e-3, 0.9);
+    sgd.velocity_mut().copy_from_slice(&velocity);
+    let (mut until, mut computed) = (u64::MAX, Vec::new());
+    while let Some(mut step) = trainer.step()? {
+        let (number, (rank, ranks)) = (step.number(), step.members());
+        if ranks == RANKS {
+            until = until.min(number + 10);
+        }
+        if number >= until {
+            break;
+        }
+        if computed.is_empty() {
+            begins.send(number).expect("the test listens");
+        }
+        computed.push(number);
+        let (parameters, gradient) = step.vectors()?;
+        let loss = Linear.gradient(rank, number, parameters, gradient);
+        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+        velocity.update(|kept| kept.copy_from_slice(sgd.velocity()));
+    }
+    Ok((trainer.finish()?, computed))
+}
+
+#[test]
+fn a_process_that_joins_trains_on_with_what_the_others_have() {
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        let folder = ranks::Folder::new();
+        let (begins, begun) = channel();
+        let join = |rank| {
+            let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
+            options.fabric = FabricChoice::Only(fabric);
+            Session::join(&options, &Elastic::between(1, RANKS)).expect("joins")
+        };
+        let results: Vec<_> = thread::scope(|scope| {
+            let start = |rank| {
+                let (join, begins) = (&join, begins.clone());
+                scope.spawn(move || train_until_all_are_there(join(rank), &begins))
+            };
+            let mut threads: Vec<_> = (0..RANKS - 1).map(start).collect();
+            // The founders have begun.
+            (0..RANKS - 1).for_each(|_| assert_eq!(begun.recv(), Ok(0)));
+            threads.push(start(1));
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let results: Vec<_> = results.into_iter().map(|result| result.expect("it trains")).collect();
+        let [(founder, all), .., (newcomer, its_own)] = &results[..] else { panic!("three have trained") };
+        assert!(results.iter().all(|(trained, _)| trained.parameters_equal && trained.guarantee_held));
+        assert_eq!(bits(founder), bits(newcomer), "{fabric}");
+        assert!(its_own[0] > 0 && all.ends_with(&its_own[1..]), "{fabric}: {its_own:?}");
     }
 }
 
