@@ -1,11 +1,13 @@
-//! Sessions as people meet them on the command line: the time line of a fault, and a training whose
-//! ranks are killed and stopped. Counts and orders are checked, times never.
+//! Sessions as people meet them on the command line: the time line of a fault, a training whose
+//! ranks are killed and stopped, join and leave, and ranks that are started anew. Counts and orders
+//! are checked, times never.
 
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Output, Stdio};
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{Child, ChildStdout, Output, Stdio};
 
 use launcher::{expect_refused, field, finish, number, pleach, rank_process, signal, text};
 use rustix::process::Signal;
@@ -59,11 +61,40 @@ fn survivors_of_a_stop_go_on_when_they_suspect_it() {
 }
 
 fn expect_stages_in_order(line: &str) {
+    expect_in_order(line, &["found", "agreed", "drained", "planned", "next"]);
+}
+
+fn expect_in_order(line: &str, stages: &[&str]) {
     for share in ["p50", "p99", "max"] {
-        let times = ["found", "agreed", "drained", "planned", "next"]
-            .map(|stage| number(line, &format!("{stage}_ms_{share}")));
+        let times: Vec<f64> =
+            stages.iter().map(|stage| number(line, &format!("{stage}_ms_{share}"))).collect();
         assert!(times.is_sorted() && times[0] >= 0.0, "{share}: {line}");
     }
+}
+
+#[test]
+fn a_process_that_joins_has_the_state_and_the_others_connect_to_it_alone() {
+    for fabric in ["shm", "tcp"] {
+        let join = ["bench", "recovery", "--fault", "join", "--fabric", fabric];
+        let output =
+            run(&[&join[..], &["--ranks", "2", "--samples", "1", "--state", "9M", "--json"]].concat());
+        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
+        let line = text(&output.stdout);
+        assert_eq!((field(line, "fault"), field(line, "ranks")), ("\"join\"", "2"), "{line}");
+        expect_in_order(line, &["agreed", "drained", "planned", "next"]);
+        assert!(number(line, "state_gb_s") > 0.0 && number(line, "stop_ms_p99") > 0.0, "{line}");
+        assert_eq!(field(line, "connected"), "1", "{line}");
+    }
+}
+
+#[test]
+fn the_others_go_on_when_one_leaves() {
+    let output = run(&["bench", "recovery", "--fault", "leave", "--ranks", "3", "--samples", "1", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let line = text(&output.stdout);
+    assert_eq!((field(line, "fault"), field(line, "ranks")), ("\"leave\"", "3"), "{line}");
+    expect_in_order(line, &["agreed", "drained", "planned", "next"]);
+    assert_eq!((field(line, "state_gb_s"), field(line, "connected")), ("null", "0"), "{line}");
 }
 
 #[test]
@@ -82,15 +113,14 @@ fn a_person_sees_the_time_line() {
 fn faults_that_cannot_be_are_refused() {
     let limits = "give MIN:MAX, as 2:6";
     for (arguments, part) in [
-        (&["bench", "recovery", "--fault", "join"][..], "there is no join yet; there are kill stop"),
-        (&["bench", "recovery", "--fault", "leave"], "there is no leave yet; there are kill stop"),
-        (&["bench", "recovery", "--fault", "explode"], "there are kill stop"),
+        (&["bench", "recovery", "--fault", "cut"][..], "there is no cut yet; there are kill stop join leave"),
+        (&["bench", "recovery", "--fault", "explode"], "there are kill stop join leave"),
         (&["bench", "recovery", "--ranks", "1"], "give 2 or more"),
         (&["bench", "recovery", "--samples", "0"], "--samples"),
         (&["bench", "recovery", "--suspect-after", "1ms"], "give 10ms or more"),
         (&["bench", "recovery", "--fabric", "sim"], "not simulated"),
         (&["chaos", "--ranks", "3:3"], "give MIN:MAX, as 2:6"),
-        (&["chaos", "--faults", "kill,cut"], "there is no cut yet; there are kill stop"),
+        (&["chaos", "--faults", "kill,store"], "there is no store yet; there are kill stop join leave"),
         (&["chaos", "--every", "often"], "give a time, as 2s"),
         (&["train", "--elastic=8:2"], limits),
         (&["train", "--elastic=0:2"], limits),
@@ -99,7 +129,12 @@ fn faults_that_cannot_be_are_refused() {
         (&["train", "--elastic=1:4", "--ranks", "1"], "give --ranks 2 or more"),
         (&["train", "--chaos"], "--elastic"),
         (&["train", "--elastic", "--chaos=explode"], "there are kill stop"),
-        (&["train", "--elastic", "--chaos=kill,join"], "there is no join yet"),
+        (&["train", "--elastic", "--chaos=kill,slow"], "there is no slow yet"),
+        (&["train", "--exact"], "--elastic"),
+        (&["train", "--elastic", "--exact", "--scheme", "sync"], "--scheme"),
+        (&["run", "-n", "4", "--elastic=8:2", "--", "true"], limits),
+        (&["run", "-n", "9", "--elastic=2:8", "--", "true"], "give a number from 2 to 8"),
+        (&["run", "-n", "2", "--restarts", "3", "--", "true"], "--elastic"),
         (&["train", "--elastic", "--pace", "soon"], "give a time"),
         (&["train", "--elastic", "--scheme", "sync", "--scheme", "bsp"], "give one --scheme"),
         (
@@ -121,20 +156,36 @@ fn faults_that_cannot_be_are_refused() {
 #[test]
 fn each_step_counts_once_on_every_member_whatever_befalls_them() {
     for (fabric, fault) in [("shm", "kill"), ("tcp", "kill"), ("shm", "stop"), ("tcp", "stop")] {
-        let arguments = ["chaos", "--ranks", "2:4", "--fabric", fabric, "--every", "500ms", "--for", "1ms"];
-        // One job, to its first fault.
-        let output = run(&[&arguments[..], &["--faults", fault, "--json"]].concat());
-        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
-        let lines: Vec<&str> = text(&output.stdout).lines().collect();
-        let (last, faults) = lines.split_last().expect("results");
-        assert_eq!(faults.len(), 1, "{lines:?}");
-        assert_eq!(field(faults[0], "fault"), format!("\"{fault}\""), "{lines:?}");
+        let lines = expect_counted_once(fabric, fault, ("4", "3"));
         let times = ["found", "agreed", "drained", "planned", "next"];
-        assert!(times.map(|stage| number(faults[0], &format!("{stage}_ms"))).is_sorted(), "{lines:?}");
-        assert!(number(last, "steps") > 0.0 && number(last, "epochs") >= 2.0, "{last}");
-        assert_eq!((field(last, "members_max"), field(last, "members_min")), ("4", "3"), "{last}");
-        assert_eq!(field(last, "equal"), "true");
+        assert!(times.map(|stage| number(&lines[0], &format!("{stage}_ms"))).is_sorted(), "{lines:?}");
     }
+    for (fabric, fault, (most, fewest)) in [
+        ("shm", "join", ("3", "2")),
+        ("tcp", "join", ("3", "2")),
+        ("shm", "leave", ("4", "3")),
+        ("tcp", "leave", ("4", "3")),
+    ] {
+        let lines = expect_counted_once(fabric, fault, (most, fewest));
+        let times = ["agreed", "drained", "planned", "next"];
+        assert!(times.map(|stage| number(&lines[0], &format!("{stage}_ms"))).is_sorted(), "{lines:?}");
+        assert_eq!(field(&lines[1], "retried"), "0", "a planned change costs no step: {lines:?}");
+    }
+}
+
+/// Runs one job to its first fault, and returns its lines.
+fn expect_counted_once(fabric: &str, fault: &str, (most, fewest): (&str, &str)) -> Vec<String> {
+    let arguments = ["chaos", "--ranks", "2:4", "--fabric", fabric, "--every", "500ms", "--for", "1ms"];
+    let output = run(&[&arguments[..], &["--faults", fault, "--json"]].concat());
+    assert!(output.status.success(), "{fabric}, {fault}: {}", text(&output.stderr));
+    let lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    let (last, faults) = lines.split_last().expect("results");
+    assert_eq!(faults.len(), 1, "{lines:?}");
+    assert_eq!(field(&faults[0], "fault"), format!("\"{fault}\""), "{lines:?}");
+    assert!(number(last, "steps") > 0.0 && number(last, "epochs") >= 2.0, "{last}");
+    assert_eq!((field(last, "members_max"), field(last, "members_min")), (most, fewest), "{last}");
+    assert_eq!(field(last, "equal"), "true");
+    lines
 }
 
 /// The lines of a training, of which the last one says what it came to.
@@ -193,4 +244,136 @@ fn the_others_train_on_when_a_rank_is_killed_that_the_launcher_did_not_strike() 
     let ended = training.wait_with_output().expect("its own");
     let note = format!("note: rank {other} has ended (signal: 9 (SIGKILL)), and the others go on");
     assert!(ended.status.success() && text(&ended.stderr).contains(&note), "{}", text(&ended.stderr));
+}
+
+#[test]
+fn no_step_is_lost_or_applied_twice_while_ranks_join_and_leave_too() {
+    for fabric in ["shm", "tcp"] {
+        let chaos = ["train", "--elastic=2:4", "--chaos", "--fabric", fabric];
+        let output = run(&[&chaos[..], &["--epochs", "12", "--pace", "50ms", "--json"]].concat());
+        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        let (last, faults) = lines.split_last().expect("results");
+        let faults: Vec<&str> = faults.iter().map(|line| field(line, "fault")).collect();
+        assert!(faults.starts_with(&["\"kill\"", "\"stop\"", "\"join\""]), "{lines:?}");
+        let ranks = field(last, "ranks");
+        assert!(["2", "3", "4"].contains(&ranks), "{last}");
+        expect_trained(&[last], ranks);
+    }
+}
+
+#[test]
+fn exact_ranks_have_the_bits_of_one_that_nobody_disturbs() {
+    for (fabric, faults) in [("shm", "kill,join"), ("tcp", "leave,join")] {
+        let chaos = ["train", "--elastic=2:3", "--exact", "--fabric", fabric];
+        let faults = format!("--chaos={faults}");
+        let output = run(&[&chaos[..], &[&faults, "--epochs", "12", "--pace", "30ms", "--json"]].concat());
+        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        let (last, struck) = lines.split_last().expect("results");
+        assert!(struck.len() >= 2, "{lines:?}");
+        assert_eq!(field(last, "exact"), "true", "{last}");
+        let ranks = field(last, "ranks");
+        expect_trained(&[last], ranks);
+    }
+}
+
+/// A training of three ranks that `pleach run --elastic` has started.
+struct Outlived {
+    launcher: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    /// By seat: the number of ranks of its newest epoch.
+    epochs: BTreeMap<u32, u32>,
+}
+
+impl Outlived {
+    fn start(options: &[&str]) -> Self {
+        let mut command = pleach();
+        command.args(["run", "-n", "3"]).args(options).args(["--", env!("CARGO_BIN_EXE_pleach")]);
+        command.args(["train", "--elastic=2:3", "--epochs", "12", "--pace", "60ms", "--json", "--member"]);
+        let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut launcher = started.expect("starts");
+        let lines = BufReader::new(launcher.stdout.take().expect("is piped")).lines();
+        Self { launcher, lines, epochs: BTreeMap::new() }
+    }
+
+    /// The next line that is not about an epoch.
+    fn line(&mut self) -> Option<String> {
+        for line in self.lines.by_ref() {
+            let line = line.expect("is text");
+            let (_, line) = line.split_once("] ").expect("bears its rank");
+            let Some(epoch) = line.strip_prefix("@epoch ") else { return Some(line.to_owned()) };
+            let (seat, ranks) = epoch.split_once(' ').expect("two numbers");
+            self.epochs.insert(seat.parse().expect("a seat"), ranks.parse().expect("ranks"));
+        }
+        None
+    }
+
+    /// Waits until so many ranks are in an epoch of so many.
+    fn await_ranks(&mut self, ranks: u32) {
+        while self.epochs.len() != ranks as usize || self.epochs.values().any(|other| *other != ranks) {
+            let line = self.lines.next().expect("the training goes on").expect("is text");
+            let (_, epoch) = line.split_once("] @epoch ").unwrap_or_else(|| panic!("{line}"));
+            let (seat, ranks) = epoch.split_once(' ').expect("two numbers");
+            self.epochs.insert(seat.parse().expect("a seat"), ranks.parse().expect("ranks"));
+        }
+    }
+
+    fn kill(&mut self, rank: u32) {
+        self.epochs.clear();
+        signal(rank_process(self.launcher.id(), rank).expect("it trains"), Signal::KILL);
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_twice_joins_twice() {
+    let mut training = Outlived::start(&["--elastic=2:3", "--restarts", "2"]);
+    training.await_ranks(3);
+    for _ in 0..2 {
+        training.kill(1);
+        training.await_ranks(3);
+    }
+    let last = training.line().expect("results");
+    expect_trained(&[&last], "3");
+    let ended = training.launcher.wait_with_output().expect("its own");
+    let notes = text(&ended.stderr);
+    assert!(ended.status.success(), "{notes}");
+    for number in 1..=2 {
+        assert!(notes.contains(&format!("it joins again, restart {number} of 2")), "{notes}");
+    }
+}
+
+#[test]
+fn the_others_go_on_when_no_restart_is_left_and_the_job_ends_when_they_are_too_few() {
+    let mut training = Outlived::start(&["--elastic=1:3", "--restarts", "1"]);
+    training.await_ranks(3);
+    // The holder of the address of the job, and then another one.
+    training.kill(0);
+    training.await_ranks(3);
+    training.kill(2);
+    training.await_ranks(2);
+    let last = training.line().expect("results");
+    expect_trained(&[&last], "2");
+    let ended = training.launcher.wait_with_output().expect("its own");
+    let notes = text(&ended.stderr);
+    assert!(ended.status.success() && notes.contains("rank 2 (process"), "{notes}");
+    assert!(notes.contains("the others go on without it"), "{notes}");
+
+    let mut training = Outlived::start(&["--elastic=3:3", "--restarts", "0"]);
+    training.await_ranks(3);
+    training.kill(1);
+    while training.line().is_some() {}
+    let ended = training.launcher.wait_with_output().expect("its own");
+    let error = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{error}");
+    assert!(error.contains("error: too few ranks: 2 of at least 3 run"), "{error}");
+}
+
+#[test]
+fn ranks_that_fail_again_and_again_end_the_job() {
+    let output = run(&["run", "-n", "2", "--elastic", "--restarts", "2", "--", "sh", "-c", "exit 3"]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("error: too few ranks: 0 of at least 1 run"), "{error}");
+    assert!(error.contains("exited with status 3"), "{error}");
 }

@@ -1,22 +1,23 @@
-//! `pleach chaos`: a session whose members are killed and stopped for a while, and everything that
-//! they say compared.
+//! `pleach chaos`: a session whose members are killed and stopped, join and leave for a while, and
+//! everything that they say compared.
 //!
 //! This process starts MAX ranks as members of a session, which add up what each contributes, step
-//! by step. One after the other is struck ([`Strikes`]) until MIN are left. No process is started
-//! that joins, so a new job begins then, until the time is up. Each member says of each step that
-//! it was told is committed who has contributed, and the digest of all its steps so far.
+//! by step. One fault after the other befalls them ([`Strikes`]). Where no fault is possible any
+//! more, because MIN are left and none joins, a new job begins, until the time is up. Each member
+//! says of each step that it was told is committed who has contributed, and the digest of all steps
+//! so far, which is a state: who joins reads it from the others.
 //! **Invariant:** of every member, the struck ones included, each step is checked by this process:
 //! it is the one behind the step before, and has the contributors and the digest that it has on
 //! every other member ([`Checker`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::str::FromStr;
 use std::time::Duration;
 
 use pleach::partial::duration;
-use pleach::session::{Elastic, Session, Verdict};
+use pleach::session::{Elastic, Session, SessionError, Verdict};
 use pleach::transport::rendezvous::{ExplicitWorld, FabricChoice, World};
 use pleach::transport::{Nanos, clock};
 use pleach::{Options, ReduceOp};
@@ -24,10 +25,11 @@ use pleach_vocabulary::digest::chain;
 use serde_json::{Map, Value, json};
 
 use super::CommandError;
+use super::bounds::Bounds;
 use super::faults::Fault;
 use super::launch::members::{Members, Told};
 use super::output::{print, print_json, put, rounded};
-use super::recovered::{Recovered, STAGES, Survivor};
+use super::recovered::{JOINING, Recovered, STAGES, Survivor};
 use super::strikes::{Look, Strike, Strikes};
 
 /// Elements that a step sums, besides the contributors.
@@ -42,6 +44,9 @@ const RANKS_MAX: u32 = 64;
 /// How long the ranks of a job may take to begin, and to go on after a fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Steps that are kept to be compared, before those are forgotten that all members have made.
+const STEPS_KEPT: usize = 1 << 16;
+
 /// How long this process hears nothing before it looks whether a fault is due.
 const LISTENING: Duration = Duration::from_millis(20);
 
@@ -51,14 +56,15 @@ const LISTENING: Duration = Duration::from_millis(20);
     after_help = "Examples:\n  pleach chaos --for 20s\n  pleach chaos --ranks 2:4 --fabric tcp --faults kill --every 1s --seed 7 --json"
 )]
 pub(crate) struct Arguments {
-    /// MAX ranks are started, and struck until MIN are left; then a new job begins
-    #[arg(long, value_name = "MIN:MAX", default_value = "2:6")]
-    ranks: Limits,
+    /// MAX ranks are started, and there are MIN to MAX at any time; where none joins and MIN are
+    /// left, a new job begins
+    #[arg(long, value_name = "MIN:MAX", default_value = "2:6", value_parser = bounds)]
+    ranks: Bounds,
     /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value_t)]
     fabric: FabricChoice,
-    /// The faults, in turn: kill and stop
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kill,stop")]
+    /// The faults, in turn, where the limits allow them: kill, stop, join and leave
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kill,stop,join,leave")]
     faults: Vec<Fault>,
     /// The time between two faults, at least: the others have to have gone on
     #[arg(long, value_name = "D", value_parser = time, default_value = "2s")]
@@ -66,7 +72,7 @@ pub(crate) struct Arguments {
     /// How long ranks are struck
     #[arg(long = "for", value_name = "D", value_parser = time, default_value = "60s")]
     lasts: Duration,
-    /// The seed that chooses the ranks to strike
+    /// The seed that chooses the ranks that a fault befalls
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// Print results as JSON, one object a line
@@ -81,26 +87,11 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     duration(text).ok_or("give a time, as 2s")
 }
 
-/// The fewest and the most ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Limits {
-    fewest: u32,
-    most: u32,
-}
-
-impl FromStr for Limits {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let numbers =
-            text.split_once(':').and_then(|(fewest, most)| Some((fewest.parse().ok()?, most.parse().ok()?)));
-        match numbers {
-            Some((fewest, most)) if fewest >= 1 && fewest < most && most <= RANKS_MAX => {
-                Ok(Self { fewest, most })
-            }
-            _ => Err(format!("give MIN:MAX, as 2:6, with MIN from 1 and MAX above it, at most {RANKS_MAX}")),
-        }
-    }
+fn bounds(text: &str) -> Result<Bounds, String> {
+    let bounds: Option<Bounds> = text.parse().ok();
+    bounds
+        .filter(|bounds| bounds.fewest() < bounds.most() && bounds.most() <= RANKS_MAX)
+        .ok_or_else(|| format!("give MIN:MAX, as 2:6, with MIN from 1 and MAX above it, at most {RANKS_MAX}"))
 }
 
 /// Runs `pleach chaos`.
@@ -116,7 +107,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         }
     }
     let until = clock::now() + arguments.lasts;
-    let mut totals = Totals { fewest: arguments.ranks.most, ..Totals::default() };
+    let mut totals = Totals { fewest: arguments.ranks.most(), ..Totals::default() };
     if !arguments.json {
         print("faults", &head())?;
     }
@@ -140,6 +131,11 @@ struct Totals {
 }
 
 impl Totals {
+    /// So many ranks work.
+    fn saw(&mut self, ranks: u32) {
+        (self.fewest, self.most) = (self.fewest.min(ranks), self.most.max(ranks));
+    }
+
     /// Whatever differed was an error before.
     fn print(&self, as_json: bool, jobs: u64) -> Result<(), CommandError> {
         let Self { faults, steps, retried, epochs, fewest, most } = self;
@@ -163,16 +159,29 @@ impl Totals {
 /// What members said of their steps; see the module.
 #[derive(Debug, Default)]
 struct Checker {
-    /// By step: who contributed, and the digest.
+    /// By step: who contributed, and the digest. Steps that all members have made are forgotten.
     steps: BTreeMap<u64, (u64, u64)>,
-    /// By seat: the step that it commits next.
+    /// By number of a member that has not ended: the step that it commits next.
     next: BTreeMap<u32, u64>,
+    /// One past the last step that any member has committed.
+    end: u64,
 }
 
 impl Checker {
-    /// A member was told that a step is committed.
-    fn step(&mut self, seat: u32, step: u64, bits: u64, digest: u64) -> Result<(), String> {
-        let next = self.next.entry(seat).or_default();
+    /// A member begins the job.
+    fn begins(&mut self, number: u32) {
+        self.next.insert(number, 0);
+    }
+
+    /// A member has ended.
+    fn ended(&mut self, number: u32) {
+        self.next.remove(&number);
+    }
+
+    /// A member was told that a step is committed. The first one of a member that has joined is any
+    /// step.
+    fn step(&mut self, (number, seat): (u32, u32), step: u64, bits: u64, digest: u64) -> Result<(), String> {
+        let next = self.next.entry(number).or_insert(step);
         if *next != step {
             return Err(format!("rank {seat} has committed step {step}, and step {next} is its next one"));
         }
@@ -187,54 +196,70 @@ impl Checker {
                 known.0, known.1
             ));
         }
+        self.end = self.end.max(step + 1);
+        if self.steps.len() > STEPS_KEPT {
+            let oldest = self.next.values().copied().min().unwrap_or(self.end);
+            self.steps = self.steps.split_off(&oldest);
+        }
         Ok(())
     }
 
     fn steps(&self) -> u64 {
-        self.steps.len() as u64
+        self.end
     }
 }
 
-/// One job: ranks that are struck until few are left.
+/// One job: ranks that faults befall until none is possible any more.
 struct Job {
     as_json: bool,
-    fewest: u32,
+    /// The number of ranks that begin it.
+    founders: u32,
     members: Members,
     strikes: Strikes,
     checker: Checker,
-    /// What members told of the newest change, by seat.
+    /// What members told of the newest change, by number.
     survivors: BTreeMap<u32, Survivor>,
     epoch: u64,
     /// Steps that were repeated.
     retried: BTreeSet<u64>,
     /// When the newest fault befell, or the ranks were started.
     heard: Nanos,
+    /// When the newest process began to join.
+    joining: Option<Nanos>,
 }
 
 impl Job {
     fn start(arguments: &Arguments, seed: u64) -> Result<Self, CommandError> {
-        let Limits { fewest, most } = arguments.ranks;
+        let bounds = arguments.ranks;
+        let only_joins = arguments.faults.iter().all(|fault| *fault == Fault::Join);
+        // There is a job to join, and a seat that is free.
+        let ranks = if only_joins { bounds.fewest().max(2) } else { bounds.most() };
         let mut command: Vec<OsString> = std::env::args_os().skip(1).collect();
         command.push("--member".into());
+        let mut checker = Checker::default();
+        (0..ranks).for_each(|number| checker.begins(number));
+        let faults = arguments.faults.clone();
         Ok(Self {
             as_json: arguments.json,
-            fewest,
-            members: Members::start(most, &command)?,
-            strikes: Strikes::new(most, fewest, arguments.faults.clone(), arguments.every, seed),
-            checker: Checker::default(),
+            founders: ranks,
+            members: Members::start(ranks, &command)?,
+            strikes: Strikes::new(ranks, bounds, faults, arguments.every, seed),
+            checker,
             survivors: BTreeMap::new(),
             epoch: 0,
             retried: BTreeSet::new(),
             heard: clock::now(),
+            joining: None,
         })
     }
 
     fn run(mut self, until: Nanos, totals: &mut Totals) -> Result<(), CommandError> {
+        totals.saw(self.founders);
         let mut is_settled = false;
         // A fault that has befallen is watched to its end.
-        while !is_settled || (clock::now() < until && self.strikes.working() > self.fewest) {
+        while !is_settled || (clock::now() < until && self.strikes.can_go_on()) {
             self.listen()?;
-            match self.strikes.look(&self.members, clock::now()) {
+            match self.strikes.look(&mut self.members, clock::now())? {
                 Look::Nothing => {}
                 Look::Struck(_) => {
                     is_settled = false;
@@ -244,6 +269,7 @@ impl Job {
                 Look::WentOn(strike) => {
                     is_settled = true;
                     totals.faults += 1;
+                    totals.saw(self.strikes.working());
                     self.tell(strike)?;
                 }
             }
@@ -257,43 +283,53 @@ impl Job {
         totals.steps += self.checker.steps();
         totals.retried += self.retried.len() as u64;
         totals.epochs += 1 + self.epoch;
-        totals.most = totals.most.max(self.strikes.ranks());
-        totals.fewest = totals.fewest.min(self.strikes.working());
         Ok(())
     }
 
     fn listen(&mut self) -> Result<(), CommandError> {
         match self.members.next(clock::now() + LISTENING) {
-            Some((seat, Told::Line(line))) => self.line(seat, &line).map_err(|error| {
+            Some((number, Told::Line(line))) => self.line(number, &line).map_err(|error| {
                 CommandError::failed(format!("wrong steps: {error}; report this with this command line"))
             }),
-            Some((seat, Told::Ended(status, error))) if !self.strikes.ended(seat, false) => {
+            Some((number, Told::Ended(status, error))) => {
+                self.checker.ended(number);
+                let struck = self.strikes.ended(number, status.success());
+                if struck.is_some_and(|fault| fault != Fault::Leave || status.success()) {
+                    return Ok(());
+                }
                 let error = error.unwrap_or_else(|| status.to_string());
-                Err(CommandError::failed(format!("rank {seat} did not go on: {error}")))
+                let how = if struck.is_some() { "did not leave well" } else { "did not go on" };
+                Err(CommandError::failed(format!("process {number} {how}: {error}")))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
-    fn line(&mut self, seat: u32, line: &str) -> Result<(), String> {
-        let broken = || format!("rank {seat} says '{line}'");
+    fn line(&mut self, number: u32, line: &str) -> Result<(), String> {
+        let broken = || format!("process {number} says '{line}'");
         let (kind, rest) = line.split_once(' ').ok_or_else(broken)?;
         match kind {
             "step" => {
                 let numbers: Option<Vec<u64>> = rest.split(' ').map(|word| word.parse().ok()).collect();
-                let Some(&[step, bits, digest]) = numbers.as_deref() else { return Err(broken()) };
-                self.checker.step(seat, step, bits, digest)
+                let Some(&[seat, step, bits, digest]) = numbers.as_deref() else { return Err(broken()) };
+                let seat = u32::try_from(seat).ok().filter(|seat| *seat < RANKS_MAX).ok_or_else(broken)?;
+                self.checker.step((number, seat), step, bits, digest)
             }
             "retry" => {
                 self.retried.insert(rest.parse().map_err(|_| broken())?);
                 Ok(())
             }
+            JOINING => {
+                self.joining = Some(Nanos(rest.parse().map_err(|_| broken())?));
+                Ok(())
+            }
             "epoch" => {
-                let (epoch, survivor) = rest.split_once(' ').ok_or_else(broken)?;
+                let (epoch, rest) = rest.split_once(' ').ok_or_else(broken)?;
+                let (seat, survivor) = rest.split_once(' ').ok_or_else(broken)?;
                 let (ranks, survivor) = Survivor::read(survivor).ok_or_else(broken)?;
                 self.epoch = self.epoch.max(epoch.parse().map_err(|_| broken())?);
-                self.survivors.insert(seat, survivor);
-                self.strikes.works(seat, ranks);
+                self.survivors.insert(number, survivor);
+                self.strikes.works(number, seat.parse().map_err(|_| broken())?, ranks);
                 Ok(())
             }
             _ => Err(broken()),
@@ -303,8 +339,11 @@ impl Job {
     /// Says how a fault went.
     fn tell(&mut self, strike: Strike) -> Result<(), CommandError> {
         let survivors = std::mem::take(&mut self.survivors);
-        let others = survivors.into_iter().filter(|(seat, _)| *seat != strike.seat());
-        let recovered = Recovered::of(strike.at(), others.map(|(_, survivor)| survivor));
+        let joins = strike.fault() == Fault::Join;
+        let others = survivors.into_iter().filter(|(number, _)| joins || *number != strike.number());
+        // From the moment in which it came to the job: before that it was started.
+        let at = self.joining.take().filter(|_| joins).unwrap_or(strike.at());
+        let recovered = Recovered::of(at, others.map(|(_, survivor)| survivor));
         let millis = recovered.times().map(|time| time.map(|time| rounded(time.as_secs_f64() * 1e3, 3)));
         let (at_s, fault, seat) = (strike.since_begin().as_secs_f64(), strike.fault(), strike.seat());
         if self.as_json {
@@ -323,6 +362,7 @@ impl Job {
             .iter()
             .map(|time| time.map_or_else(|| format!("{:>10}", "-"), |time| format!("{time:>10.2}")))
             .collect();
+        let seat = seat.map_or_else(|| "-".to_owned(), |seat| seat.to_string());
         put!(out, "{at_s:>8.1} {:>6} {seat:>5} {:>6}{times}", fault.to_string(), self.epoch);
         print("faults", &out)
     }
@@ -330,24 +370,34 @@ impl Job {
 
 fn head() -> String {
     let stages: String = STAGES.iter().map(|stage| format!("{stage:>10}")).collect();
-    format!("# ms since the fault, of the last of the others\n#  at (s)  fault  rank  epoch{stages}\n")
+    format!(
+        "# ms since the fault, of the last of the others; since a process came, of the last of all\n#  at (s)  fault  rank  epoch{stages}\n"
+    )
 }
 
 /// One rank.
 fn member(arguments: &Arguments, world: World) -> Result<(), CommandError> {
     let mut options = Options::from_env_in(world);
     options.fabric = arguments.fabric;
-    let elastic = Elastic::between(arguments.ranks.fewest, arguments.ranks.most);
-    let session = Session::join(&options, &elastic).map_err(CommandError::failed)?;
-    make_steps(session).map_err(CommandError::failed)
+    let elastic = Elastic::between(arguments.ranks.fewest(), arguments.ranks.most());
+    say(&format!("{JOINING} {}", clock::now().0)).map_err(CommandError::failed)?;
+    let mut session = Session::join(&options, &elastic).map_err(CommandError::failed)?;
+    let Err(error) = make_steps(&mut session);
+    match error.downcast_ref::<SessionError>() {
+        Some(SessionError::Left) => session.leave().map_err(CommandError::failed),
+        _ => Err(CommandError::failed(error)),
+    }
 }
 
-/// Makes steps until this process is ended.
-fn make_steps(mut session: Session) -> Result<(), Box<dyn std::error::Error>> {
-    let own = 1_u64 << session.seat().0;
+/// Makes steps until this process is ended, or told to leave.
+fn make_steps(session: &mut Session) -> Result<Infallible, Box<dyn std::error::Error>> {
+    session.leave_on(signal_hook::consts::SIGTERM)?;
+    let seat = session.seat().0;
+    let own = 1_u64 << seat;
+    let mut digest = session.state::<u64>("digest", 1)?;
     let mut sums = session.buffer::<u64>(1 + ELEMENTS)?;
-    let (mut told, mut last, mut digest) = (None, clock::now(), 0);
-    let before = session.set_up();
+    let (mut told, mut last) = (None, None);
+    let mut before = session.set_up();
     loop {
         let step = session.next()?;
         let (epoch, timeline) = (session.attempted_epoch(), session.timeline());
@@ -366,16 +416,20 @@ fn make_steps(mut session: Session) -> Result<(), Box<dyn std::error::Error>> {
         if sums[0].count_ones() != ranks || sums[1..].iter().any(|element| *element != sum) {
             return Err(format!("the sum of step {step} is not that of {ranks} ranks").into());
         }
-        digest = chain(chain(digest, step), sums[0]);
+        let newest = chain(chain(digest[0], step), sums[0]);
+        digest.update(|digest| digest[0] = newest);
         if told != epoch {
             told = epoch;
             let set_up = session.set_up();
-            let set_up = (set_up.0 - before.0, set_up.1 - before.1);
-            let survivor = Survivor::new(&timeline, result, result.since(last), set_up);
-            say(&format!("epoch {} {}", epoch.unwrap_or_default(), survivor.to_text(ranks)))?;
+            // What it takes to come to the job is not because of a fault.
+            let since = if last.is_none() { (0, 0) } else { (set_up.0 - before.0, set_up.1 - before.1) };
+            before = set_up;
+            let stop = last.map_or(Duration::ZERO, |last| result.since(last));
+            let survivor = Survivor::new(&timeline, result, stop, since);
+            say(&format!("epoch {} {seat} {}", epoch.unwrap_or_default(), survivor.to_text(ranks)))?;
         }
-        say(&format!("step {step} {} {digest}", sums[0]))?;
-        last = result;
+        say(&format!("step {seat} {step} {} {newest}", sums[0]))?;
+        last = Some(result);
     }
 }
 
@@ -396,9 +450,10 @@ mod tests {
     #[test]
     fn steps_that_are_lost_repeated_or_different_are_found() {
         let mut checker = Checker::default();
+        (0..5).for_each(|number| checker.begins(number));
         for seat in [0, 1] {
             for step in 0..3 {
-                checker.step(seat, step, 0b11, step + 7).expect("all is well");
+                checker.step((seat, seat), step, 0b11, step + 7).expect("all is well");
             }
         }
         assert_eq!(checker.steps(), 3);
@@ -409,16 +464,31 @@ mod tests {
             (3, 0, 0b1000, 7, "elsewhere"),
             (4, 0, 0b10011, 7, "elsewhere"),
         ] {
-            let error = checker.step(seat, step, bits, digest).expect_err(part);
+            let error = checker.step((seat, seat), step, bits, digest).expect_err(part);
             assert!(error.contains(part), "{error}");
         }
     }
 
     #[test]
+    fn one_that_joins_begins_with_any_step_and_has_the_digest_of_the_others_from_then_on() {
+        let mut checker = Checker::default();
+        (0..2).for_each(|number| checker.begins(number));
+        checker.step((0, 0), 0, 0b11, 7).expect("all is well");
+        checker.ended(1);
+        // On the seat of one that has ended.
+        checker.step((2, 1), 1, 0b11, 8).expect("all is well");
+        checker.step((0, 0), 1, 0b11, 8).expect("all is well");
+        let error = checker.step((2, 1), 3, 0b11, 10).expect_err("a step is lost");
+        assert!(error.contains("step 2 is its next one"), "{error}");
+        let error = checker.step((3, 2), 1, 0b111, 8).expect_err("it has not contributed there");
+        assert!(error.contains("elsewhere"), "{error}");
+    }
+
+    #[test]
     fn limits_leave_somebody_to_strike() {
-        assert_eq!("2:6".parse(), Ok(Limits { fewest: 2, most: 6 }));
+        assert_eq!(bounds("2:6"), "2:6".parse());
         for wrong in ["6:2", "3:3", "0:2", "2", "1:65"] {
-            assert!(wrong.parse::<Limits>().is_err(), "{wrong}");
+            assert!(bounds(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use rustix::process::Signal;
+
 /// What happens to a rank's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -10,29 +12,64 @@ pub(crate) enum Fault {
     Kill,
     /// It stands still by SIGSTOP, and goes on when the others do without it.
     Stop,
+    /// Another one is started, and comes to the job.
+    Join,
+    /// It leaves by SIGTERM, at the end of a step.
+    Leave,
 }
 
+/// All faults, in the order in which people are told of them.
+const ALL: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave];
+
 /// Faults by name, for which there are no means yet.
-const NOT_YET: [&str; 6] = ["join", "leave", "cut", "slow", "rendezvous", "store"];
+const NOT_YET: [&str; 4] = ["cut", "slow", "rendezvous", "store"];
+
+impl Fault {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::Join => "join",
+            Self::Leave => "leave",
+        }
+    }
+
+    /// What is sent to the process that it befalls; a join befalls none that there is.
+    pub(crate) fn signal(self) -> Option<Signal> {
+        match self {
+            Self::Kill => Some(Signal::KILL),
+            Self::Stop => Some(Signal::STOP),
+            Self::Join => None,
+            Self::Leave => Some(Signal::TERM),
+        }
+    }
+
+    /// The number of ranks after the fault.
+    pub(crate) fn ranks_after(self, ranks: u32) -> u32 {
+        match self {
+            Self::Join => ranks + 1,
+            Self::Kill | Self::Stop | Self::Leave => ranks.saturating_sub(1),
+        }
+    }
+}
 
 impl FromStr for Fault {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "kill" => Ok(Self::Kill),
-            "stop" => Ok(Self::Stop),
-            name if NOT_YET.contains(&name) => Err(format!("there is no {name} yet; there are kill stop")),
-            _ => Err("there are kill stop".to_owned()),
-        }
+        let known = || ALL.map(Self::name).join(" ");
+        ALL.into_iter().find(|fault| fault.name() == name).ok_or_else(|| {
+            if NOT_YET.contains(&name) {
+                format!("there is no {name} yet; there are {}", known())
+            } else {
+                format!("there are {}", known())
+            }
+        })
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Kill => "kill",
-            Self::Stop => "stop",
-        })
+        formatter.write_str(self.name())
     }
 }

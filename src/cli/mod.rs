@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod bounds;
 mod chaos;
 mod chart;
 mod devices;

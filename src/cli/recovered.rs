@@ -1,4 +1,5 @@
-//! What members of a session tell of a fault that befell another one, and the last of them.
+//! What members of a session tell of a fault that befell another one, or of one that joined, and
+//! the last of them.
 
 use std::time::Duration;
 
@@ -7,6 +8,9 @@ use pleach::transport::Nanos;
 
 /// What a session does from the fault to the next result.
 pub(crate) const STAGES: [&str; 5] = ["found", "agreed", "drained", "planned", "next"];
+
+/// How a process says when it has come to the job, by the clock of the host.
+pub(crate) const JOINING: &str = "joining";
 
 /// When one member has come to each stage, by the clock of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,11 @@ use std::ffi::OsString;
 use pleach::transport::rendezvous::{Rendezvous, WORLD_SIZE_MAX};
 
 use super::CommandError;
-use super::launch::{Bind, Launch, Output, is_executable};
+use super::bounds::Bounds;
+use super::launch::{Bind, Launch, Outliving, Output, is_executable};
+
+/// How many times a rank is started anew where nothing says how often.
+const RESTARTS: u32 = 3;
 
 /// Arguments of `pleach run`.
 #[derive(Debug, clap::Args)]
@@ -18,7 +22,9 @@ use super::launch::{Bind, Launch, Output, is_executable};
     PLEACH_SECRET_FILE=job.secret pleach run -n 4 --world-size 8 --first-rank 0 --rendezvous tcp://node-0:4000 -- ./my-training-program   # on node-0\n  \
     PLEACH_SECRET_FILE=job.secret pleach run -n 4 --world-size 8 --first-rank 4 --rendezvous tcp://node-0:4000 -- ./my-training-program   # on the other\n\n\
     Ranks on several hosts listen on the address by which they reach the rendezvous; PLEACH_INTERFACE chooses another\n\
-    address. 'pleach doctor --listen' on one host and 'pleach doctor --peer HOST' on another test whether they can join."
+    address. A job of a session goes on without a rank that has died, and the rank joins it again:\n  \
+    pleach run -n 4 --elastic=2:4 --restarts 10 -- ./my-training-program\n\n\
+    'pleach doctor --listen' on one host and 'pleach doctor --peer HOST' on another test whether they can join."
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here
@@ -40,6 +46,14 @@ pub(crate) struct Arguments {
     /// When ranks speak TLS over TCP [default: PLEACH_TLS, or where an address is not loopback]
     #[arg(long, value_name = "MODE", value_parser = ["off", "on", "require"])]
     tls: Option<String>,
+    /// Start a rank anew that has died: it joins the job, whose others go on (of programs in a
+    /// session). The job ends when fewer than MIN ranks are left and no restart, and it has ended
+    /// well when a rank has [default: 1:W]
+    #[arg(long, value_name = "MIN:MAX", num_args = 0..=1, require_equals = true)]
+    elastic: Option<Option<Bounds>>,
+    /// How many times a rank is started anew, all ranks together [default: 3]
+    #[arg(long, value_name = "K", requires = "elastic")]
+    restarts: Option<u32>,
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -60,10 +74,31 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
             "command not found: {program}; check its name and permissions, after -- give the command itself"
         )));
     }
+    let bounds = arguments.elastic.map(|bounds| bounds.unwrap_or(Bounds::up_to(world_size)));
+    let restarts = arguments.restarts.unwrap_or(RESTARTS);
+    let outliving = bounds.map(|bounds| Outliving::new(bounds, restarts));
+    if let Some(bounds) = bounds.filter(|bounds| !bounds.allow(world_size)) {
+        return Err(CommandError::usage(format!(
+            "ranks contradict: {world_size} ranks, and --elastic={bounds}; give a number from {} to {}",
+            bounds.fewest(),
+            bounds.most()
+        )));
+    }
     let output = Output::Prefixed;
     // The command may have as many threads as it likes.
     let usual_bind = Bind::Share;
-    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind, tls };
+    let launch = Launch {
+        ranks,
+        first_rank,
+        world_size,
+        rendezvous,
+        command,
+        output,
+        bind,
+        usual_bind,
+        tls,
+        outliving,
+    };
     // Whatever the command's own status says, for this one it is a job that failed.
     launch.run().map_err(|error| match error {
         CommandError::Usage(text) | CommandError::Typed(text) | CommandError::Failed(text) => {

@@ -38,6 +38,7 @@ use until::{Sweep, Until};
 mod computing;
 mod curves;
 mod elastic;
+mod exact;
 mod hybrid;
 mod keeping;
 mod learner;
@@ -71,7 +72,7 @@ const BY_SCHEME: &str = "by scheme";
 #[command(
     allow_negative_numbers = true,
     group(clap::ArgGroup::new(BY_SCHEME).args(["scheme", "partial"])),
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --elastic --chaos\n  pleach train --elastic=2:4 --fabric tcp\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --schemes"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --elastic --chaos\n  pleach train --elastic=2:4 --fabric tcp\n  pleach train --elastic --chaos --exact\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --schemes"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -183,8 +184,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         Some(folder) => DataSet::from_folder(folder).map_err(CommandError::usage)?,
         None => DataSet::built_in().map_err(CommandError::failed)?,
     };
-    if let Some(limits) = arguments.elastic.limits() {
-        return elastic::run(arguments, limits, &schemes, &data);
+    if let Some(bounds) = arguments.elastic.bounds() {
+        return elastic::run(arguments, bounds, &schemes, &data);
     }
     if let Some(ranks) = arguments.simulate {
         return simulated::run(arguments, &schemes, ranks, &data);
@@ -231,6 +232,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         examined: data.test.len(),
         parameters_equal: summary.parameters_equal,
         difference,
+        rounding: ROUNDING,
     };
     summary.print(&verdict, arguments.json).map_err(|error| {
         CommandError::failed(format!("results not printed: standard output ({error}); give it a reader"))
@@ -439,11 +441,13 @@ struct Verdict {
     parameters_equal: bool,
     /// From one rank's parameters; see [`difference`].
     difference: f32,
+    /// The largest difference that counts as none.
+    rounding: f32,
 }
 
 impl Verdict {
     fn matches_one_rank(&self) -> bool {
-        self.difference <= ROUNDING
+        self.difference <= self.rounding
     }
 
     fn check(&self) -> Result<(), CommandError> {
@@ -559,6 +563,7 @@ mod tests {
             examined: 1,
             parameters_equal: true,
             difference: difference(&[1.0, f32::NAN], &[1.0, 0.0]),
+            rounding: ROUNDING,
         };
         assert!(!not_a_number.matches_one_rank() && not_a_number.check().is_err());
     }

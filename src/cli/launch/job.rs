@@ -20,6 +20,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::cli::launch::guard::Guard;
+use crate::cli::launch::restarts::{Fate, Outliving, Restarts};
+use crate::cli::output::note;
 
 /// How long the other ranks may still run after one has failed, before they get SIGTERM: they find
 /// out by themselves, and say what they saw.
@@ -50,6 +52,8 @@ const FORWARDED: [i32; 3] =
 pub(super) enum JobEnd {
     /// A rank failed first.
     Failed(Failure),
+    /// A rank has died, and too few are left to go on without it.
+    TooFew { failure: Failure, running: u32, outliving: Outliving },
     /// The person ended it.
     Signal(String),
     /// Nobody reads what it prints.
@@ -106,6 +110,10 @@ pub(super) struct Job {
     signals: Vec<(i32, UnixStream)>,
     end_cause: Option<JobEnd>,
     any_failed: bool,
+    /// Whether one has ended well.
+    any_done: bool,
+    /// The last that has died and that the others went on without.
+    missed: Option<Failure>,
     /// When the ranks that still run get SIGTERM.
     end_at: Option<Nanos>,
     /// When they are killed.
@@ -133,6 +141,8 @@ impl Job {
             signals,
             end_cause: None,
             any_failed: false,
+            any_done: false,
+            missed: None,
             end_at: None,
             kill_at: None,
             echoes,
@@ -177,13 +187,14 @@ impl Job {
         }
     }
 
-    /// Serves the ranks until all have ended.
-    pub(super) fn run(mut self) -> Result<(), JobEnd> {
+    /// Serves the ranks until all have ended. With `restarts` the job outlives some of them, and
+    /// has ended well when one has.
+    pub(super) fn run(mut self, mut restarts: Option<Restarts<'_>>) -> Result<(), JobEnd> {
         while self.ranks.iter().any(|rank| rank.alive.is_some()) {
             self.sleep(self.next_deadline());
             self.take_signals();
             self.pass_on(false);
-            self.reap();
+            self.reap(restarts.as_mut());
             if self.end_at.is_some_and(|at| at <= now()) {
                 self.end_ranks();
             }
@@ -201,7 +212,10 @@ impl Job {
         }
         self.pass_on(true);
         match self.end_cause {
-            None => Ok(()),
+            None => match self.missed {
+                Some(failure) if !self.any_done => Err(JobEnd::Failed(failure)),
+                _ => Ok(()),
+            },
             // They took it as a request to end, and did.
             Some(JobEnd::Signal(_)) if !self.any_failed => Ok(()),
             Some(end_cause) => Err(end_cause),
@@ -281,7 +295,7 @@ impl Job {
     }
 
     /// Reaps the ranks that have ended.
-    fn reap(&mut self) {
+    fn reap(&mut self, restarts: Option<&mut Restarts<'_>>) {
         let mut failures = Vec::new();
         let mut closed = None;
         for rank in &mut self.ranks {
@@ -312,16 +326,48 @@ impl Job {
                 }
                 stream.held_until = None;
             }
+            self.any_done |= status.success();
             if !status.success() {
                 failures.push(Failure { rank: rank.rank, process: rank.child.id(), status, error });
             }
         }
-        self.any_failed |= !failures.is_empty();
-        if let Some(failure) = Failure::root(&failures) {
-            self.end(JobEnd::Failed(failure.clone()));
+        match restarts {
+            Some(restarts) if self.end_cause.is_none() => {
+                failures.into_iter().for_each(|failure| self.outlive(failure, restarts));
+            }
+            _ => {
+                self.any_failed |= !failures.is_empty();
+                if let Some(failure) = Failure::root(&failures) {
+                    self.end(JobEnd::Failed(failure.clone()));
+                }
+            }
         }
         if let Some(end_cause) = closed {
             self.end(end_cause);
+        }
+    }
+
+    /// Goes on after the death of a rank, if it can.
+    fn outlive(&mut self, failure: Failure, restarts: &mut Restarts<'_>) {
+        if self.end_cause.is_some() {
+            return;
+        }
+        if failure.is_usage() {
+            // It would be wrong the next time too.
+            return self.end(JobEnd::Failed(failure));
+        }
+        let running = self.ranks.iter().filter(|rank| rank.alive.is_some()).count() as u32;
+        let (rank, text, outliving) = (failure.rank, failure.text(), restarts.outliving());
+        match restarts.after_death(running, self.any_done) {
+            Fate::Again(number) => {
+                note(&format!("{text}; it joins again, restart {number} of {}", outliving.restarts()));
+                self.start(rank, restarts.command(rank), Output::Prefixed);
+            }
+            Fate::Without => {
+                note(&format!("{text}; the others go on without it"));
+                self.missed = Some(failure);
+            }
+            Fate::End => self.end(JobEnd::TooFew { failure, running, outliving }),
         }
     }
 
@@ -332,7 +378,7 @@ impl Job {
             return;
         }
         match end_cause {
-            JobEnd::Failed(_) => self.end_at = Some(now() + LAST_OUTPUT),
+            JobEnd::Failed(_) | JobEnd::TooFew { .. } => self.end_at = Some(now() + LAST_OUTPUT),
             _ => self.end_ranks(),
         }
         self.end_cause = Some(end_cause);

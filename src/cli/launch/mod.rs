@@ -20,16 +20,19 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 
 use crate::cli::launch::bind::Placement;
 use crate::cli::launch::job::{Job, JobEnd};
+use crate::cli::launch::restarts::Restarts;
 use crate::cli::log;
 use crate::cli::{CommandError, secret};
 
 pub(crate) use crate::cli::launch::bind::Bind;
 pub(crate) use job::Output;
+pub(crate) use restarts::Outliving;
 
 mod bind;
 pub(crate) mod guard;
 mod job;
 pub(crate) mod members;
+mod restarts;
 
 /// Set to 1 for ranks whose plain output goes to a terminal, so that they may draw there.
 pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";
@@ -55,6 +58,8 @@ pub(crate) struct Launch {
     pub(crate) usual_bind: Bind,
     /// The mode of TLS that the user asked for.
     pub(crate) tls: Option<String>,
+    /// Whether the job outlives its processes.
+    pub(crate) outliving: Option<Outliving>,
 }
 
 impl Launch {
@@ -78,15 +83,15 @@ impl Launch {
             secret.write()?;
         }
         let placement = Placement::of(self.ranks, self.bind, self.usual_bind);
-        for local_rank in 0..self.ranks {
-            let rank = self.first_rank + local_rank;
+        let command = |rank: u32, told_rank: u32| {
+            let local_rank = rank - self.first_rank;
             let processors = placement.of_rank(local_rank);
             if let Some(processors) = processors {
                 tracing::info!("rank {rank} is bound to processors {processors}");
             }
             let mut command = guard::rank_command(&self.command, processors);
             command
-                .env("PLEACH_RANK", rank.to_string())
+                .env("PLEACH_RANK", told_rank.to_string())
                 .env("PLEACH_WORLD_SIZE", self.world_size.to_string())
                 .env("PLEACH_LOCAL_RANK", local_rank.to_string())
                 .env("PLEACH_RENDEZVOUS", rendezvous.to_string());
@@ -99,9 +104,17 @@ impl Launch {
             if self.output == Output::Plain && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
                 command.env(TERMINAL_VARIABLE, "1");
             }
-            job.start(rank, command, self.output);
+            command
+        };
+        for rank in self.first_rank..self.first_rank + self.ranks {
+            job.start(rank, command(rank, rank), self.output);
         }
-        let result = job.run().map_err(|end_cause| self.error(end_cause));
+        // One that comes again as rank 0 would begin a job where nobody holds the address just
+        // then.
+        let again = |rank: u32| command(rank, rank.max(1).min(self.world_size - 1));
+        let has_others = self.world_size > self.ranks;
+        let restarts = self.outliving.map(|outliving| Restarts::new(outliving, has_others, &again));
+        let result = job.run(restarts).map_err(|end_cause| self.error(end_cause));
         drop((reserved, placement));
         result
     }
@@ -116,6 +129,12 @@ impl Launch {
         match end_cause {
             JobEnd::Failed(failure) if failure.is_usage() => CommandError::usage(failure.text()),
             JobEnd::Failed(failure) => CommandError::failed(failure.text()),
+            JobEnd::TooFew { failure, running, outliving } => CommandError::failed(format!(
+                "too few ranks: {running} of at least {} run, and a rank was started anew {} times at most; at last: {}",
+                outliving.bounds().fewest(),
+                outliving.restarts(),
+                failure.text()
+            )),
             JobEnd::Signal(name) => CommandError::failed(format!(
                 "job ended: {name} came, {} ranks were ended; start it again",
                 self.ranks
@@ -226,7 +245,19 @@ pub(crate) fn rank_or_launch(
     // Each rank of such a command works in one thread.
     let usual_bind = Bind::Core;
     let tls = arguments.tls.clone();
-    let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind, tls };
+    let outliving = None;
+    let launch = Launch {
+        ranks,
+        first_rank,
+        world_size,
+        rendezvous,
+        command,
+        output,
+        bind,
+        usual_bind,
+        tls,
+        outliving,
+    };
     launch.run().map(|()| None)
 }
 

@@ -1,27 +1,30 @@
-//! `pleach train --elastic`: ranks that may end or stop while the others train on.
+//! `pleach train --elastic`: ranks that may end or stop while the others train on, and others that
+//! may join.
 //!
 //! The ranks are members of a session. A step has the images of one batch, whoever shares it: so
 //! the parameters at the end are those of one rank that was never disturbed, up to rounding, if
-//! no step was lost or applied twice. Outside of a launcher this process starts the ranks, passes
-//! on what they print, and with `--chaos` kills and stops some of them ([`Strikes`]).
+//! no step was lost or applied twice; with `--exact` ([`exact`]) they are its bits. Outside of a
+//! launcher this process starts the ranks, passes on what they print, and with `--chaos` kills and
+//! stops some of them, and lets some join and leave ([`Strikes`]).
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
-use std::str::FromStr;
 use std::time::Duration;
 
-use pleach::Options;
+use indicatif::ProgressBar;
 use pleach::partial::duration;
-use pleach::session::{Elastic, Session};
+use pleach::session::{Elastic, Session, SessionError};
 use pleach::transport::{Nanos, clock};
-use pleach_training::{Layout, Learner as _, Scheme, Sgd, TrainError, Trained, Trainer};
+use pleach::{Options, Reproducible};
+use pleach_training::{Layout, Learner as _, Perceptron, Scheme, Sgd, TrainError, Trainer};
 use pleach_vocabulary::random::Random;
 use serde_json::json;
 
 use super::learner::DigitReader;
 use super::network::{LEARNING_RATE, MOMENTUM};
-use super::{Arguments, BATCH, SEED, Shard, Verdict, difference, steps, train_alone};
+use super::{Arguments, BATCH, ROUNDING, SEED, Shard, Verdict, difference, exact, steps, train_alone};
 use crate::cli::CommandError;
+use crate::cli::bounds::Bounds;
 use crate::cli::digits::{DataSet, Digits};
 use crate::cli::faults::Fault;
 use crate::cli::launch::members::{Members, Told};
@@ -42,17 +45,18 @@ const PACE: Duration = Duration::from_millis(20);
 /// How long the launcher hears nothing before it looks whether a fault is due.
 const LISTENING: Duration = Duration::from_millis(50);
 
-/// How long ranks that were stopped have to find that they are out, after the others have ended.
+/// How long ranks that were stopped or told to leave have to find that they are out, after the
+/// others have ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// How a rank says to its launcher of how many ranks a new epoch is.
+/// How a rank says to its launcher what its seat is, and of how many ranks a new epoch is.
 const MARK: &str = "@epoch ";
 
 /// Options of trainings whose ranks may end.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ElasticArguments {
-    /// Train in a session by the scheme sync: ranks may end or stop, and MIN or more of at most MAX
-    /// go on [default: 2:6]
+    /// Train in a session by the scheme sync: ranks may end, stop, join and leave, and MIN or more
+    /// of at most MAX go on [default: 2:6]
     #[arg(
         long,
         value_name = "MIN:MAX",
@@ -61,19 +65,22 @@ pub(crate) struct ElasticArguments {
         default_missing_value = USUAL,
         conflicts_with_all = ["partial", "simulate", "replay", "checkpoint", "resume", "log", "record", "steps", "batch", "learning_rates", "momentum", "seed", "skew"],
     )]
-    elastic: Option<Limits>,
-    /// Strike one of the ranks every 2 s while more than MIN are left: kill and stop in turn, or
-    /// those of a LIST
+    elastic: Option<Bounds>,
+    /// Every 2 s a fault, where MIN and MAX allow it: kill, stop, join and leave in turn, or those
+    /// of a LIST
     #[arg(
         long,
         value_name = "LIST",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "kill,stop",
+        default_missing_value = "kill,stop,join,leave",
         value_delimiter = ',',
         requires = "elastic",
     )]
     chaos: Vec<Fault>,
+    /// Add gradients up without rounding: the parameters are the very bits of one undisturbed rank
+    #[arg(long, requires = "elastic", conflicts_with = super::BY_SCHEME)]
+    exact: bool,
     /// How long each step takes at least [default: 20ms with --chaos]
     #[arg(long, value_name = "D", requires = "elastic", value_parser = pace)]
     pace: Option<Duration>,
@@ -84,7 +91,7 @@ pub(crate) struct ElasticArguments {
 
 impl ElasticArguments {
     /// Of a training in a session.
-    pub(crate) fn limits(&self) -> Option<Limits> {
+    pub(crate) fn bounds(&self) -> Option<Bounds> {
         self.elastic
     }
 }
@@ -93,30 +100,10 @@ fn pace(text: &str) -> Result<Duration, &'static str> {
     duration(text).ok_or("give a time, as 5ms")
 }
 
-/// The fewest and the most ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
-    fewest: u32,
-    most: u32,
-}
-
-impl FromStr for Limits {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let numbers =
-            text.split_once(':').and_then(|(fewest, most)| Some((fewest.parse().ok()?, most.parse().ok()?)));
-        match numbers {
-            Some((fewest, most)) if fewest >= 1 && fewest <= most => Ok(Self { fewest, most }),
-            _ => Err("give MIN:MAX, as 2:6, with MIN from 1 to MAX"),
-        }
-    }
-}
-
 /// Trains in a session.
 pub(crate) fn run(
     arguments: &Arguments,
-    limits: Limits,
+    bounds: Bounds,
     schemes: &[Scheme],
     data: &DataSet,
 ) -> Result<(), CommandError> {
@@ -134,25 +121,25 @@ pub(crate) fn run(
                 "no chaos here: --chaos strikes ranks that this command has started; leave --chaos or the launcher away",
             ));
         }
-        return train(arguments, limits, &scheme, data, *member);
+        return train(arguments, bounds, &scheme, data, *member);
     }
-    let ranks = rank_count(&arguments.world, arguments.ranks, limits.most, 0)?;
-    if !(limits.fewest..=limits.most).contains(&ranks) {
-        let Limits { fewest, most } = limits;
+    let ranks = rank_count(&arguments.world, arguments.ranks, bounds.most(), 0)?;
+    if !bounds.allow(ranks) {
+        let (fewest, most) = (bounds.fewest(), bounds.most());
         return Err(CommandError::typed(format!(
-            "ranks contradict: --ranks {ranks}, and --elastic={fewest}:{most}; give a number from {fewest} to {most}"
+            "ranks contradict: --ranks {ranks}, and --elastic={bounds}; give a number from {fewest} to {most}"
         )));
     }
     if ranks == 1 {
         return Err(CommandError::typed("one rank alone is in no session: give --ranks 2 or more"));
     }
-    launch(arguments, limits, ranks)
+    launch(arguments, bounds, ranks)
 }
 
 /// One rank.
 fn train(
     arguments: &Arguments,
-    limits: Limits,
+    bounds: Bounds,
     scheme: &Scheme,
     data: &DataSet,
     tells: bool,
@@ -161,68 +148,203 @@ fn train(
     let mut options = Options::from_env_in(world);
     options.fabric = arguments.fabric;
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
-    let elastic = Elastic::between(limits.fewest, limits.most);
-    let session = Session::join(&options, &elastic).map_err(CommandError::failed)?;
-    let steps = steps(&data.train, arguments.epochs);
-    let (trained, epochs) =
-        make_steps(arguments, session, scheme, &data.train, steps, tells).map_err(CommandError::failed)?;
-    if trained.rank != 0 {
-        return Ok(());
+    let is_exact = arguments.elastic.exact;
+    if is_exact {
+        options.reproducible = Reproducible::Exact;
     }
-    let one_rank = train_alone(&arguments.model, &data.train, arguments.epochs);
     let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training);
+    let (model, epochs, hash) = (&arguments.model, arguments.epochs, reader.hash());
+    let mut elastic = Elastic::between(bounds.fewest(), bounds.most());
+    let adds = if is_exact { "exactly" } else { "by rounding" };
+    elastic.program =
+        format!("pleach train: {scheme}, {adds}, of {model}, {epochs} passes over the data of hash {hash:x}");
+    let session = Session::join(&options, &elastic).map_err(CommandError::failed)?;
+    let pace = arguments.elastic.pace.unwrap_or_default();
+    let training =
+        Training { arguments, digits: &data.train, steps: steps(&data.train, epochs), pace, tells };
+    let ended = if is_exact { exact::train(&training, session) } else { training.by(scheme, session) };
+    let trained = match ended.map_err(CommandError::failed)? {
+        Some(trained) if trained.rank == 0 => trained,
+        _ => return Ok(()),
+    };
+    let difference = if is_exact {
+        let alone = exact::alone(&training).map_err(CommandError::failed)?;
+        exact::difference(&trained.parameters, &alone)
+    } else {
+        let alone = train_alone(model, &data.train, epochs);
+        difference(&trained.parameters, alone.network.parameters())
+    };
     let verdict = Verdict {
         accuracy: reader.reading(&trained.parameters, &data.test).accuracy,
         examined: data.test.len(),
-        parameters_equal: trained.parameters_equal && trained.guarantee_held,
-        difference: difference(&trained.parameters, one_rank.network.parameters()),
+        parameters_equal: trained.parameters_equal,
+        difference,
+        rounding: if is_exact { 0.0 } else { ROUNDING },
     };
-    report(arguments.json, &trained, steps, epochs, &verdict)?;
+    report(arguments, &trained, training.steps, &verdict)?;
     verdict.check()
 }
 
-/// Returns the number of epochs after the first one too.
-fn make_steps(
-    arguments: &Arguments,
-    session: Session,
-    scheme: &Scheme,
-    digits: &Digits,
+/// What a rank trains.
+#[derive(Clone, Copy)]
+pub(crate) struct Training<'a> {
+    arguments: &'a Arguments,
+    digits: &'a Digits,
     steps: u64,
+    /// How long a step takes at least.
+    pace: Duration,
+    /// Whether the launcher is told of epochs.
     tells: bool,
-) -> Result<(Trained, u64), TrainError> {
-    let network = arguments.model.network(digits);
-    let reader = DigitReader::new(digits, &arguments.model, &arguments.training);
-    let pace = arguments.elastic.pace.unwrap_or_default();
-    let mut trainer = Trainer::in_session(session, scheme, &reader.layout(), steps)?
-        .checked()
-        .comparing("the hash of the data", reader.hash());
-    trainer.parameters_mut().copy_from_slice(&network.initial(SEED));
-    let mut sgd = Sgd::new(reader.layout().parameters(), LEARNING_RATE, MOMENTUM);
-    let mut batches = Batches::new(digits.len());
-    let mut epoch = None;
-    let seat = trainer.session().map_or(0, |session| session.seat().0);
-    let bar = progress::bar("training", steps, seat == 0);
-    while let Some(mut step) = trainer.step()? {
-        let (number, (rank, ranks)) = (step.number(), step.members());
-        let newest = step.session().and_then(Session::attempted_epoch);
-        if std::mem::replace(&mut epoch, newest) != newest && tells {
-            // Where nobody listens, the launcher is gone, and so will be this rank.
-            let _ = print("epochs", &format!("{MARK}{ranks}\n"));
-        }
-        let begun = clock::now();
-        let (parameters, gradient) = step.vectors()?;
-        let shard = Shard { rank: rank as usize, ranks: ranks as usize };
-        let batch = batches.of(number);
-        let scale = shard.ranks as f32 / batch.len() as f32;
-        let mine = batch.iter().copied().skip(shard.rank).step_by(shard.ranks);
-        let mut samples = mine.map(|image| digits.sample(image));
-        let loss = network.gradient(parameters, &mut samples, scale, gradient);
-        rest(pace.saturating_sub(clock::now() - begun));
-        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
-        bar.set_position(number);
+}
+
+/// A finished training in a session.
+pub(crate) struct Trained {
+    /// The number of this rank at the end.
+    rank: u32,
+    ranks: u32,
+    parameters: Vec<f32>,
+    /// Of all ranks, and wherever they had to be.
+    parameters_equal: bool,
+    /// Steps that this rank has computed again.
+    repeated: u64,
+    epochs: u64,
+}
+
+impl Trained {
+    /// Of this rank, the number of ranks, their parameters, and whether all have the same.
+    pub(crate) fn new(
+        (rank, ranks): (u32, u32),
+        parameters: &[f32],
+        parameters_equal: bool,
+        course: &Course<'_>,
+    ) -> Self {
+        let (parameters, repeated) = (parameters.to_vec(), course.repeated);
+        let epochs = 1 + course.epoch.unwrap_or_default();
+        Self { rank, ranks, parameters, parameters_equal, repeated, epochs }
     }
-    bar.finish_and_clear();
-    Ok((trainer.finish()?, 1 + epoch.unwrap_or_default()))
+}
+
+impl<'a> Training<'a> {
+    /// The images to learn from.
+    pub(crate) fn digits(&self) -> &'a Digits {
+        self.digits
+    }
+
+    /// The network that reads them.
+    pub(crate) fn network(&self) -> Perceptron {
+        self.arguments.model.network(self.digits)
+    }
+
+    /// The number of steps.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The same, as quick as it can be.
+    pub(crate) fn without_pace(&self) -> Self {
+        Self { pace: Duration::ZERO, ..*self }
+    }
+
+    /// Trains by a scheme; `None`: this rank has left.
+    fn by(&self, scheme: &Scheme, mut session: Session) -> Result<Option<Trained>, TrainingError> {
+        session.leave_on(signal_hook::consts::SIGTERM)?;
+        let reader = DigitReader::new(self.digits, &self.arguments.model, &self.arguments.training);
+        let layout = reader.layout();
+        let mut velocity = session.state::<f32>("velocity", layout.parameters())?;
+        let mut trainer = Trainer::in_session(session, scheme, &layout, self.steps)?
+            .checked()
+            .comparing("the hash of the data", reader.hash());
+        let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, MOMENTUM);
+        sgd.velocity_mut().copy_from_slice(&velocity);
+        let mut course = Course::new(self, trainer.session().map_or(0, |session| session.seat().0));
+        let mut stepped = |parameters: &mut [f32], gradient: &[f32]| {
+            sgd.step(parameters, gradient);
+            velocity.update(|kept| kept.copy_from_slice(sgd.velocity()));
+        };
+        let made = self.make_steps(&mut trainer, &mut stepped, &mut course);
+        let ended = match made {
+            Ok(()) => trainer.end(),
+            Err(error) => Err((error, Box::new(trainer))),
+        };
+        let trained = match ended {
+            Ok(trained) => trained,
+            Err((TrainError::Session(SessionError::Left), trainer)) => {
+                trainer.leave();
+                return Ok(None);
+            }
+            Err((error, _)) => return Err(error.into()),
+        };
+        let is_equal = trained.parameters_equal && trained.guarantee_held;
+        Ok(Some(Trained::new((trained.rank, trained.ranks), &trained.parameters, is_equal, &course)))
+    }
+
+    fn make_steps(
+        &self,
+        trainer: &mut Trainer,
+        stepped: &mut dyn FnMut(&mut [f32], &[f32]),
+        course: &mut Course<'_>,
+    ) -> Result<(), TrainError> {
+        let network = self.network();
+        trainer.parameters_mut().copy_from_slice(&network.initial(SEED));
+        let mut batches = Batches::new(self.digits.len());
+        while let Some(mut step) = trainer.step()? {
+            let (number, (rank, ranks)) = (step.number(), step.members());
+            course.attempts(number, step.session().and_then(Session::attempted_epoch), ranks);
+            let begun = clock::now();
+            let (parameters, gradient) = step.vectors()?;
+            let shard = Shard { rank: rank as usize, ranks: ranks as usize };
+            let batch = batches.of(number);
+            let scale = shard.ranks as f32 / batch.len() as f32;
+            let mine = batch.iter().copied().skip(shard.rank).step_by(shard.ranks);
+            let mut samples = mine.map(|image| self.digits.sample(image));
+            let loss = network.gradient(parameters, &mut samples, scale, gradient);
+            self.rest_of_step(begun);
+            step.update(&mut *stepped, loss)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a step has taken the time that it takes at least.
+    pub(crate) fn rest_of_step(&self, begun: Nanos) {
+        rest(self.pace.saturating_sub(clock::now() - begun));
+    }
+}
+
+/// Why a rank trains no more.
+pub(crate) type TrainingError = Box<dyn std::error::Error>;
+
+/// What a rank says and counts of its attempts.
+pub(crate) struct Course<'a> {
+    training: &'a Training<'a>,
+    seat: u32,
+    bar: ProgressBar,
+    epoch: Option<u64>,
+    newest: Option<u64>,
+    /// Steps that were attempted again.
+    repeated: u64,
+}
+
+impl<'a> Course<'a> {
+    pub(crate) fn new(training: &'a Training<'a>, seat: u32) -> Self {
+        let bar = progress::bar("training", training.steps, seat == 0);
+        Self { training, seat, bar, epoch: None, newest: None, repeated: 0 }
+    }
+
+    /// A step is attempted in an epoch of so many ranks.
+    pub(crate) fn attempts(&mut self, step: u64, epoch: Option<u64>, ranks: u32) {
+        if std::mem::replace(&mut self.epoch, epoch) != epoch && self.training.tells {
+            // Where nobody listens, the launcher is gone, and so will be this rank.
+            let _ = print("epochs", &format!("{MARK}{} {ranks}\n", self.seat));
+        }
+        self.repeated += u64::from(self.newest.replace(step) == Some(step));
+        self.bar.set_position(step);
+    }
+}
+
+impl Drop for Course<'_> {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// The rest of the time that a step takes at least.
@@ -233,7 +355,7 @@ fn rest(time: Duration) {
 
 /// The batches of a training, of all ranks together; the same as those of the loop without a
 /// session.
-struct Batches {
+pub(crate) struct Batches {
     random: Random,
     order: Vec<usize>,
     /// Passes that have begun.
@@ -241,12 +363,12 @@ struct Batches {
 }
 
 impl Batches {
-    fn new(images: usize) -> Self {
+    pub(crate) fn new(images: usize) -> Self {
         Self { random: Random::new(SEED), order: (0..images).collect(), passes: 0 }
     }
 
     /// The images of a step, which is the one before or a later one.
-    fn of(&mut self, step: u64) -> &[usize] {
+    pub(crate) fn of(&mut self, step: u64) -> &[usize] {
         let a_pass = self.order.len().div_ceil(BATCH) as u64;
         while self.passes <= step / a_pass {
             self.random.shuffle(&mut self.order);
@@ -259,42 +381,42 @@ impl Batches {
 
 /// Says what the training came to.
 fn report(
-    as_json: bool,
+    arguments: &Arguments,
     trained: &Trained,
     steps: u64,
-    epochs: u64,
     verdict: &Verdict,
 ) -> Result<(), CommandError> {
-    let repeated = trained.progress.steps - steps;
-    let Verdict { accuracy, examined, parameters_equal, difference } = verdict;
-    if as_json {
+    let Trained { ranks, repeated, epochs, .. } = trained;
+    let Verdict { accuracy, examined, parameters_equal, difference, .. } = verdict;
+    if arguments.json {
         let row = json!({
-            "ranks": trained.ranks,
+            "ranks": ranks,
             "steps": steps,
             "retried": repeated,
             "epochs": epochs,
             "test_accuracy": rounded(*accuracy, 4),
             "parameters_equal": parameters_equal,
             "matches_one_rank": verdict.matches_one_rank(),
+            "exact": arguments.elastic.exact,
         });
         return print_json("results", &row);
     }
     let [equal, matches] =
         [*parameters_equal, verdict.matches_one_rank()].map(|holds| if holds { "yes" } else { "NO" });
+    let how = if arguments.elastic.exact { "bit for bit" } else { "up to rounding" };
     let mut out = String::new();
     put!(
         out,
-        "{} ranks at the end, and {epochs} epochs; {steps} steps, of which rank 0 has computed {repeated} again",
-        trained.ranks
+        "{ranks} ranks at the end, and {epochs} epochs; {steps} steps, of which rank 0 has computed {repeated} again"
     );
     put!(out, "all ranks have the same parameters, bit for bit: {equal}");
-    put!(out, "they are those of one rank up to rounding: {matches} (largest difference {difference:.1e})");
+    put!(out, "they are those of one rank {how}: {matches} (largest difference {difference:.1e})");
     put!(out, "test accuracy {accuracy:.4} on {examined} images never seen before");
     print("results", &out)
 }
 
 /// Starts the ranks, strikes some, and stays until the last has ended.
-fn launch(arguments: &Arguments, limits: Limits, ranks: u32) -> Result<(), CommandError> {
+fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32) -> Result<(), CommandError> {
     let faults = &arguments.elastic.chaos;
     let is_chaos = |argument: &OsString| {
         argument.to_str().is_some_and(|text| text == "--chaos" || text.starts_with("--chaos="))
@@ -306,18 +428,21 @@ fn launch(arguments: &Arguments, limits: Limits, ranks: u32) -> Result<(), Comma
         command.push(format!("--pace={}ms", PACE.as_millis()).into());
     }
     let mut members = Members::start(ranks, &command)?;
-    let mut strikes = Strikes::new(ranks, limits.fewest, faults.clone(), EVERY, SEED);
+    let mut strikes = Strikes::new(ranks, bounds, faults.clone(), EVERY, SEED);
     let mut failed = None;
     while strikes.has_ranks() {
         listen(&mut members, &mut strikes, &mut failed, clock::now() + LISTENING)?;
-        if let Look::Struck(strike) = strikes.look(&members, clock::now()) {
+        if let Look::Struck(strike) = strikes.look(&mut members, clock::now())? {
             tell(strike, arguments.json)?;
+        }
+        if strikes.has_done() {
+            strikes.give_up_joining(&members);
         }
     }
     // Who was stopped to the end finds that it is out.
     strikes.wake_the_stopped(&members);
     let until = clock::now() + LAST_WORDS;
-    while strikes.has_stopped() && clock::now() < until {
+    while strikes.has_leaving() && clock::now() < until {
         listen(&mut members, &mut strikes, &mut failed, until)?;
     }
     if let Some(error) = failed {
@@ -339,18 +464,30 @@ fn listen(
     until: Nanos,
 ) -> Result<(), CommandError> {
     match members.next(until) {
-        Some((seat, Told::Line(line))) => match line.strip_prefix(MARK).map(str::parse) {
-            Some(Ok(ranks)) => strikes.works(seat, ranks),
-            Some(Err(_)) => {}
+        Some((number, Told::Line(line))) => match line.strip_prefix(MARK) {
+            Some(epoch) => {
+                let numbers = epoch.split_once(' ').map(|(seat, ranks)| (seat.parse(), ranks.parse()));
+                if let Some((Ok(seat), Ok(ranks))) = numbers {
+                    strikes.works(number, seat, ranks);
+                }
+            }
             None => print("results", &format!("{line}\n"))?,
         },
-        Some((seat, Told::Ended(status, error))) => {
-            let was_struck = strikes.ended(seat, status.success());
-            if status.signal().is_some() && !was_struck {
-                note(&format!("rank {seat} has ended ({status}), and the others go on"));
-            } else if !status.success() && !was_struck {
+        Some((number, Told::Ended(status, error))) => {
+            let comes_too_late = strikes.is_joining(number) && strikes.has_done();
+            let struck = strikes.ended(number, status.success());
+            let is_expected = match struck {
+                Some(fault) => fault != Fault::Leave || status.success(),
+                None => comes_too_late || status.success(),
+            };
+            if is_expected {
+                return Ok(());
+            }
+            if status.signal().is_some() {
+                note(&format!("rank {number} has ended ({status}), and the others go on"));
+            } else {
                 let error = error.unwrap_or_else(|| status.to_string());
-                failed.get_or_insert(format!("rank {seat} failed: {error}"));
+                failed.get_or_insert(format!("rank {number} failed: {error}"));
             }
         }
         None => {}
@@ -364,21 +501,13 @@ fn tell(strike: Strike, as_json: bool) -> Result<(), CommandError> {
         let row = json!({ "at_s": rounded(at_s, 3), "fault": fault.to_string(), "seat": seat });
         return print_json("faults", &row);
     }
-    print("faults", &format!("after {at_s:.1} s: {fault} of rank {seat}\n"))
+    let whom = seat.map_or_else(String::new, |seat| format!(" of rank {seat}"));
+    print("faults", &format!("after {at_s:.1} s: {fault}{whom}\n"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn limits_are_two_numbers_in_order() {
-        assert_eq!("2:6".parse(), Ok(Limits { fewest: 2, most: 6 }));
-        assert_eq!("3:3".parse(), Ok(Limits { fewest: 3, most: 3 }));
-        for wrong in ["8:2", "0:2", "2", "2:", ":6", "2:6:8", "a:b"] {
-            assert!(wrong.parse::<Limits>().is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn batches_are_those_of_the_loop_without_a_session_also_when_a_step_is_repeated() {
