@@ -25,6 +25,15 @@
 /* A round to be filled by pleachPartialContribute, pleachPartialAbstain or pleachPartialFinish. */
 #define PLEACH_ROUND_INITIALIZER { sizeof(pleachRound_t), 0, 0, 0, 0, 0, 0, 0, 0 }
 
+/* The limits and the patience of a session, all of them the defaults. */
+#define PLEACH_ELASTIC_INITIALIZER { sizeof(pleachElastic_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* A verdict to be filled by pleachSessionCommit. */
+#define PLEACH_VERDICT_INITIALIZER { sizeof(pleachVerdict_t), 0, 0, 0, 0, 0, 0, 0, { 0 } }
+
+/* A struct to be filled by pleachSessionGetInfo. */
+#define PLEACH_SESSION_INFO_INITIALIZER { sizeof(pleachSessionInfo_t), 0, 0, 0, 0 }
+
 /* A struct to be filled by pleachDeviceGetInfo. */
 #define PLEACH_DEVICE_INFO_INITIALIZER { sizeof(pleachDeviceInfo_t), -1, 0, 0, { 0 } }
 
@@ -131,6 +140,9 @@
 // A deadline has passed while waiting for the rank.
 #define pleachFailureTimedOut 8
 
+// The members of the session have changed: the step is repeated, and nobody is at fault.
+#define pleachFailureChanged 9
+
 // Room for the name of an operation, in bytes.
 #define PLEACH_OPERATION_BYTES 128
 
@@ -180,8 +192,44 @@
 // There was no contribution.
 #define pleachOwnAbstained 5
 
+// All members have done the step: its results count.
+#define pleachVerdictCommitted 1
+
+// The step is repeated. Nobody applies its results.
+#define pleachVerdictRetry 2
+
+// Room for the text of a change, in bytes.
+#define PLEACH_CHANGE_BYTES 512
+
+// The processes that left, with the reason.
+#define pleachChangeLeft 1
+
+// The processes that came.
+#define pleachChangeCame 2
+
+// The members of the epoch that goes on, by rank.
+#define pleachChangeMembers 3
+
+// No reason: the process is a member.
+#define pleachReasonNone 0
+
+// The process has ended, as the kernel of its host says.
+#define pleachReasonDied 1
+
+// The process was not reached.
+#define pleachReasonUnreachable 2
+
+// The process has left, as it has announced.
+#define pleachReasonLeft 3
+
+// Another process has taken the seat.
+#define pleachReasonReplaced 4
+
 // Length of a unique id, in bytes.
 #define PLEACH_UNIQUE_ID_BYTES 128
+
+// Length of a word, in bytes.
+#define PLEACH_WORD_BYTES 48
 
 // The result of a function. The numbers are those of NCCL.
 typedef enum {
@@ -189,7 +237,8 @@ typedef enum {
   pleachSuccess = 0,
   // The CUDA driver has failed.
   pleachUnhandledCudaError = 1,
-  // The operating system has refused memory, a thread, a socket or a device.
+  // The operating system has refused memory, a thread, a socket or a device, or ranks have not
+  // met. A function that makes ranks meet returns this for all that the system refuses.
   pleachSystemError = 2,
   // A mistake of the library: please report the text of pleachGetLastError.
   pleachInternalError = 3,
@@ -203,6 +252,18 @@ typedef enum {
   pleachInProgress = 7,
   // A deadline has passed.
   pleachTimeout = 8,
+  // The other members of the session go on without this process; NCCL has no sessions.
+  pleachExpelled = 9,
+  // Too few members of the session answer to agree on who goes on.
+  pleachNoQuorum = 10,
+  // The session has fewer members than it needs for a step.
+  pleachTooFew = 11,
+  // The step of the session failed again and again.
+  pleachStepFailed = 12,
+  // This process has left the session, as it was told to.
+  pleachLeft = 13,
+  // A state of the session is not the same on all members.
+  pleachDiverged = 14,
 } pleachResult_t;
 
 // A communicator. Its contents are opaque to the caller.
@@ -226,8 +287,14 @@ typedef struct pleachReceive pleachReceive;
 // Registered memory. Its description is opaque to the caller.
 typedef struct pleachRegion pleachRegion;
 
+// A session. Its contents are opaque to the caller.
+typedef struct pleachSession pleachSession;
+
 // A tensor. Its contents are opaque to the caller.
 typedef struct pleachTensor pleachTensor;
+
+// A window. Its contents are opaque to the caller.
+typedef struct pleachWindow pleachWindow;
 
 // The type of an element: one of the constants pleachInt8 to pleachUint16.
 typedef uint32_t pleachDataType_t;
@@ -434,7 +501,7 @@ typedef struct {
 typedef struct {
   // sizeof(pleachFailure_t).
   size_t size;
-  // One of the constants pleachFailureNone to pleachFailureTimedOut.
+  // One of the constants pleachFailureNone to pleachFailureChanged.
   int kind;
   // The rank that the failure is about.
   int rank;
@@ -509,6 +576,85 @@ typedef struct {
   const void *correction;
 } pleachRound_t;
 
+// A session: this process's membership in a job that makes steps. NULL is no session.
+typedef pleachSession *pleachSession_t;
+
+// How many members a session has, and how patient they are; the same on all members. Begin with
+// PLEACH_ELASTIC_INITIALIZER, which sets `size`. 0 and NULL stand for the defaults.
+typedef struct {
+  // sizeof(pleachElastic_t).
+  size_t size;
+  // Steps are made by so many members or more; 1 by default.
+  uint32_t fewest;
+  // Members at most; 64 by default.
+  uint32_t most;
+  // After what silence a member is suspected, in milliseconds; 2000 by default.
+  uint64_t suspectAfterMs;
+  // How long members that are too few to make a step wait for others, in milliseconds; 60000 by
+  // default.
+  uint64_t fewestWaitMs;
+  // How long members that are too few to agree on the next epoch wait for others, in
+  // milliseconds; 20000 by default.
+  uint64_t quorumWaitMs;
+  // How long members wait for a process that reads the states, in milliseconds; 60000 by
+  // default.
+  uint64_t healWaitMs;
+  // How often a step that cannot be ended is repeated by the same members; 3 by default.
+  uint32_t retriesMax;
+  // Must be 0.
+  uint32_t reserved;
+  // A name of the program, with all that has to be equal on all members. A process with another
+  // name does not join. The name of the executable by default.
+  const char *program;
+} pleachElastic_t;
+
+// The verdict of a step, which is the same on all members. Begin with PLEACH_VERDICT_INITIALIZER,
+// which sets `size`.
+typedef struct {
+  // sizeof(pleachVerdict_t).
+  size_t size;
+  // pleachVerdictCommitted or pleachVerdictRetry.
+  int kind;
+  // The number of members that have done the step, or that repeat it.
+  int members;
+  // The number of processes that have left; pleachSessionGetChange names them.
+  int left;
+  // The number of processes that have come; pleachSessionGetChange names them.
+  int came;
+  // The next step.
+  uint64_t step;
+  // The number of the epoch in which the step was attempted.
+  uint64_t from;
+  // The number of the epoch that goes on.
+  uint64_t epoch;
+  // For pleachVerdictRetry who left and why, and who came, in words.
+  char text[PLEACH_CHANGE_BYTES];
+} pleachVerdict_t;
+
+// What a session is at. Begin with PLEACH_SESSION_INFO_INITIALIZER, which sets `size`.
+typedef struct {
+  // sizeof(pleachSessionInfo_t).
+  size_t size;
+  // The next step. Every step before it is committed.
+  uint64_t step;
+  // The number of the newest epoch that this process knows.
+  uint64_t epoch;
+  // The stable number of this process.
+  int seat;
+  // 0.
+  int reserved;
+} pleachSessionInfo_t;
+
+// A process of a session.
+typedef struct {
+  // Its stable number. Processes that follow each other may have the same one.
+  int seat;
+  // Why it left: one of the constants pleachReasonNone to pleachReasonReplaced.
+  int reason;
+  // Random bits that tell the process from others on its seat.
+  uint64_t incarnation;
+} pleachMember_t;
+
 // The arrival skew of a peer: how late it has made its calls, measured by this rank. Begin with
 // PLEACH_ARRIVAL_SKEW_INITIALIZER, which sets `size`.
 typedef struct {
@@ -527,6 +673,34 @@ typedef struct {
   // The calls in which the peer was the last rank from which this rank has heard.
   uint64_t last;
 } pleachArrivalSkew_t;
+
+// A window: elements that each rank publishes and its peers read, and slots into which its peers
+// write. NULL is no window.
+typedef pleachWindow *pleachWindow_t;
+
+// A word: bytes for the caller's own use, which go with a version or a write.
+typedef struct {
+  // The bytes.
+  uint8_t bytes[PLEACH_WORD_BYTES];
+} pleachWord_t;
+
+// A write of a peer that has come.
+typedef struct {
+  // The rank that has written.
+  int source;
+  // The slot of that rank.
+  int slot;
+  // The number of elements.
+  size_t count;
+  // The elements, which stay until the function that got this struct has returned.
+  const void *data;
+  // The word of the write.
+  pleachWord_t word;
+} pleachArrival_t;
+
+// A function that pleachWindowPoll calls with each write that has come, and with the context that
+// was given. It must return, and must make no call on the window.
+typedef void (*pleachArrived_t)(const pleachArrival_t *arrival, void *context);
 
 // 8-bit signed integer.
 #define pleachInt8 0
@@ -1041,8 +1215,8 @@ pleachResult_t pleachScatterV(const void *sendbuff,
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 // between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
-// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
-// pleachInternalError after a mistake of the library.
+// pleachSystemError if the ranks do not meet in time; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachCommInitRank(pleachComm_t *comm, int nranks, pleachUniqueId commId, int rank);
 
 // As pleachCommInitRank, with a configuration; NULL takes the defaults.
@@ -1055,8 +1229,8 @@ pleachResult_t pleachCommInitRank(pleachComm_t *comm, int nranks, pleachUniqueId
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 // between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
-// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
-// pleachInternalError after a mistake of the library.
+// pleachSystemError if the ranks do not meet in time; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
                                         int nranks,
                                         pleachUniqueId commId,
@@ -1075,8 +1249,7 @@ pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
 // describes no ranks or contradicts itself; pleachInvalidUsage between pleachGroupStart and
 // pleachGroupEnd, or if 65536 communicators exist already; pleachSystemError if the ranks do not
-// meet in time, or the system refuses what is needed; pleachInternalError after a mistake of the
-// library.
+// meet in time; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *config);
 
 // Divides a communicator. The ranks that pass the same colour form a new communicator. They are
@@ -1096,9 +1269,8 @@ pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *c
 // between pleachGroupStart and pleachGroupEnd, if there are 65536 communicators already, the ranks
 // make different calls, the communicator was finalized, or this process is a forked child;
 // pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left, has
-// aborted or has broken the protocol; pleachSystemError if the ranks of a colour do not meet, or
-// the system refuses what is needed; pleachUnhandledCudaError if a GPU fails; pleachInternalError
-// after a mistake of the library.
+// aborted or has broken the protocol; pleachSystemError if the ranks of a colour do not meet;
+// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommSplit(pleachComm_t comm,
                                int color,
                                int key,
@@ -1215,8 +1387,8 @@ pleachResult_t pleachRedOpDestroy(pleachRedOp_t op, pleachComm_t comm);
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 // between pleachGroupStart and pleachGroupEnd, or if 65536 devices exist already;
-// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
-// pleachInternalError after a mistake of the library.
+// pleachSystemError if the ranks do not meet in time; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
                                 int nranks,
                                 pleachUniqueId id,
@@ -1234,8 +1406,8 @@ pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
 // says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
-// devices exist already; pleachSystemError if the ranks do not meet in time, or the system refuses
-// what is needed; pleachInternalError after a mistake of the library.
+// devices exist already; pleachSystemError if the ranks do not meet in time; pleachInternalError
+// after a mistake of the library.
 pleachResult_t pleachDeviceOpenFromEnv(pleachDevice_t *device, const pleachConfig_t *config);
 
 // Closes a device and tells the peers. Peers that still need this rank's memory get errors. To
@@ -1991,8 +2163,8 @@ pleachResult_t pleachCommDeregister(pleachComm_t comm, void *handle);
 // all-reduces already, the ranks ask for different partial all-reduces or make different calls,
 // the communicator was finalized, or this process is a forked child; pleachTimeout if another rank
 // is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
-// pleachSystemError if the ranks do not meet, or the system refuses what is needed;
-// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
+// pleachSystemError if the ranks do not meet; pleachUnhandledCudaError if a GPU fails;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachPartialInit(pleachPartial_t *partial,
                                  size_t count,
                                  pleachDataType_t datatype,
@@ -2137,6 +2309,247 @@ const char *pleachGetErrorString(int result);
 // Returns: the text.
 const char *pleachGetLastError(pleachComm_t comm);
 
+// Joins the job that the launcher of this process describes: `pleach run`, torchrun, mpirun,
+// mpiexec or srun. Where no job runs at the rendezvous address, the processes of the world meet
+// and begin it. Where one runs, its members take this process in at the end of a step.
+//
+// Ownership: `session` is NULL or points to a pleachSession_t. The caller ends it with
+// pleachSessionDestroy. `elastic` and `config` are NULL or point to structs that began with
+// PLEACH_ELASTIC_INITIALIZER and PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; they
+// are read before the function returns. Threads: any. Blocks: until all processes are there, or
+// the members have taken this process in, at most joinTimeoutMs, which is a minute by default.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
+// describes no ranks or contradicts itself; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, or if there are 65536 sessions already; pleachTimeout if the members have not
+// taken this process in; pleachExpelled if they go on without it; pleachSystemError if the
+// processes do not meet in time, or this one is refused: it has another program, other limits or
+// another secret; pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionJoinFromEnv(pleachSession_t *session,
+                                        const pleachElastic_t *elastic,
+                                        const pleachConfig_t *config);
+
+// As pleachSessionJoinFromEnv, as rank `rank` of the `nranks` ranks that have this unique id. A
+// process that joins a running job gives the id of that job.
+//
+// Ownership: `session` is NULL or points to a pleachSession_t. The caller ends it with
+// pleachSessionDestroy. `elastic` and `config` are NULL or point to structs that began with
+// PLEACH_ELASTIC_INITIALIZER and PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; they
+// are read before the function returns. Threads: any. Blocks: until all processes are there, or
+// the members have taken this process in, at most joinTimeoutMs, which is a minute by default.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, or if there are 65536 sessions already;
+// pleachTimeout if the members have not taken this process in; pleachExpelled if they go on
+// without it; pleachSystemError if the processes do not meet in time, or this one is refused: it
+// has another program, other limits or another secret; pleachInternalError after a mistake of the
+// library.
+pleachResult_t pleachSessionJoin(pleachSession_t *session,
+                                 int nranks,
+                                 pleachUniqueId commId,
+                                 int rank,
+                                 const pleachElastic_t *elastic,
+                                 const pleachConfig_t *config);
+
+// Enters the newest epoch and begins the next step there. Stores the number of the step and the
+// communicator of the epoch, whose ranks are its members. Calls on it that end because the members
+// have changed return pleachRemoteError, and pleachCommGetFailure says pleachFailureChanged.
+// pleachCommSplit, pleachPartialInit and pleachWindowInit do not work on it.
+//
+// Ownership: `step` is NULL or points to a uint64_t; `comm` is NULL or points to a pleachComm_t.
+// The communicator stays the session's. Steps of one epoch have one communicator. It ends when
+// another epoch is entered, and by pleachSessionLeave and pleachSessionDestroy. Threads: any; a
+// call of a second thread at the same time is refused. Blocks: until the epoch is entered, and
+// while processes that have joined read the states.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session or an argument is
+// NULL; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if a step has begun
+// already, another thread is in a call on the session, this process has left it or is a forked
+// child, or members declare different states; pleachExpelled if the others go on without this
+// process; pleachNoQuorum if too few members answer; pleachTooFew if there are fewer members than
+// `fewest` for too long; pleachStepFailed if the step failed on another member again and again;
+// pleachLeft if this process has left, as it was told to; pleachRemoteError if all members that had
+// the states are gone; pleachSystemError if the system refuses memory or a thread;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionNext(pleachSession_t session, uint64_t *step, pleachComm_t *comm);
+
+// Says what became of the step on this process, and waits for the verdict of all members, which is
+// the same on all of them. If the verdict is pleachVerdictRetry, nobody applies the results of the
+// step, and the next pleachSessionNext begins it again.
+//
+// When the function has returned, no peer reads or changes memory of the step any more.
+//
+// Ownership: `outcome` is pleachSuccess if the step was done, and any other number if it was not.
+// A step in which a call on the communicator has failed was not done, whatever `outcome` says.
+// `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads: any;
+// a call of a second thread at the same time is refused. Blocks: until all members have said so,
+// or one of them that is late for the timeout of the session has been left behind.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `verdict` is NULL
+// or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if no step has begun, another thread is in a call on the session, or this process
+// has left it or is a forked child; pleachExpelled if the others go on without this process;
+// pleachNoQuorum if too few members answer; pleachStepFailed if the step failed again and again,
+// here or on another member; pleachLeft if this process has left, as it was told to;
+// pleachSystemError if the system refuses what outlives this process; pleachInternalError after a
+// mistake of the library.
+pleachResult_t pleachSessionCommit(pleachSession_t session, int outcome, pleachVerdict_t *verdict);
+
+// Compares the states of all members that have committed the last step. All members call it
+// between the same two steps.
+//
+// Ownership: nothing changes hands. Threads: any; a call of a second thread at the same time is
+// refused. Blocks: until all members have called it, or the members have changed.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if a step has begun, another thread is in a call on
+// the session, or this process has left it or is a forked child; pleachDiverged if a state is not the same on all
+// members, whose seats the text of the error names; pleachExpelled if the others go on without this
+// process; pleachNoQuorum if too few members answer; pleachLeft if this process has left, as it was
+// told to; pleachSystemError if the system refuses memory; pleachInternalError after a mistake of
+// the library.
+pleachResult_t pleachSessionAudit(pleachSession_t session);
+
+// Stores what a session is at.
+//
+// Ownership: `info` is NULL or points to a struct that began with PLEACH_SESSION_INFO_INITIALIZER.
+// Threads: any; a call of a second thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `info` is NULL or
+// its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if another thread is in a call on the session, or this process has left it or is
+// a forked child; pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionGetInfo(pleachSession_t session, pleachSessionInfo_t *info);
+
+// Leaves the job when this signal comes, at the end of the step that is under way then, or of the
+// next one: the others repeat no step for it. The program goes on with its loop until a function
+// returns pleachLeft. The signal does not end the process any more.
+//
+// Ownership: nothing changes hands. Threads: any; a call of a second thread at the same time is
+// refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or the signal cannot
+// be caught; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is
+// in a call on the session, or this process has left it or is a forked child; pleachInternalError
+// after a mistake of the library.
+pleachResult_t pleachSessionLeaveOn(pleachSession_t session, int signal);
+
+// Leaves the job as pleachSessionLeaveOn does, without a signal.
+//
+// Ownership: nothing changes hands. Threads: any; a call of a second thread at the same time is
+// refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if another thread is in a call on the session, or
+// this process has left it or is a forked child; pleachInternalError after a mistake of the
+// library.
+pleachResult_t pleachSessionLeaveAfterStep(pleachSession_t session);
+
+// Leaves the job, between two steps. If all members leave together, or a function has returned
+// pleachLeft, nobody repeats a step for it. Every later call on the session returns
+// pleachInvalidUsage, except for pleachSessionDestroy and pleachSessionGetState.
+//
+// Ownership: the session stays the caller's, with the memory of its buffers and states. The caller
+// ends it with pleachSessionDestroy. Threads: any; a call of a second thread at the same time is
+// refused. Blocks: until the others know, at most suspectAfterMs and 5 s.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if another thread is in a call on the session, or
+// this process has left it or is a forked child; pleachInternalError after a mistake of the
+// library.
+pleachResult_t pleachSessionLeave(pleachSession_t session);
+
+// Frees a session. Without pleachSessionLeave this is to the other members as the end of the
+// process.
+//
+// Ownership: the handle, the communicator of the epoch, and the memory of buffers and states go
+// back to the library, and the handle is invalid from now on. A call of another thread that is
+// under way keeps them until the call has ended. Threads: any, also while another thread is in a
+// call. Blocks: while the call of the epoch's communicator that is under way ends. It does not wait
+// for calls of other threads on the session.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInternalError
+// after a mistake of the library.
+pleachResult_t pleachSessionDestroy(pleachSession_t session);
+
+// Stores the processes that a change names, in the order of their seats: one of the lists
+// pleachChangeLeft, pleachChangeCame and pleachChangeMembers. The change is that of the last call
+// on the session that has told one: pleachSessionCommit with pleachVerdictRetry, or any function
+// that has returned pleachExpelled. At most `capacity` processes are stored. `count` is set to the
+// length of the whole list.
+//
+// Ownership: `members` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
+// size_t. Threads: any; a call of a second thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if no call has told a change, another thread is in a
+// call on the session, or this process is a forked child; pleachInternalError after a mistake of
+// the library.
+pleachResult_t pleachSessionGetChange(pleachSession_t session,
+                                      int list,
+                                      pleachMember_t *members,
+                                      size_t capacity,
+                                      size_t *count);
+
+// Declares a state of the job: `count` zeroed elements that are equal on all members. Stores their
+// address. Each member changes them alike, after a step that was committed. All members declare
+// the same states before their first step. A process that joins a running job reads them from the
+// others in its first pleachSessionNext. After that they are at another address, which
+// pleachSessionGetState stores.
+//
+// Ownership: `name` is NULL or a text that ends with a zero byte; `data` is NULL or points to a
+// pointer. The memory is the library's; the caller may read it at any time, and write it after a
+// step that was committed and before the next pleachSessionNext, until pleachSessionDestroy.
+// Threads: any; a call of a second thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or there is a state
+// of this name; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread
+// is in a call on the session, or this process has left it or is a forked child; pleachSystemError
+// if the system refuses memory; pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionState(pleachSession_t session,
+                                  const char *name,
+                                  size_t count,
+                                  pleachDataType_t datatype,
+                                  void **data);
+
+// Stores the address of the elements of a state: after the first pleachSessionNext has returned,
+// where they stay.
+//
+// Ownership: `name` is NULL or a text that ends with a zero byte; `data` is NULL or points to a
+// pointer. The memory is the library's, as pleachSessionState says. Threads: any; a call of a
+// second thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess, also after pleachSessionLeave; pleachInvalidArgument if there is no such
+// session or state, or an argument is NULL; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if another thread is in a call on the session, or this process is a forked child;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionGetState(pleachSession_t session, const char *name, void **data);
+
+// Allocates `size` zeroed bytes that are registered for all epochs: the communicator of each epoch
+// works on them in place, without copies. Where a process that was stopped, and may have mapped
+// them, was left behind, later calls copy them; take a new buffer then.
+//
+// Ownership: `data` is NULL or points to a pointer. The memory is the library's; the caller may
+// use it until pleachSessionFreeBuffer or pleachSessionDestroy. Threads: any; a call of a second
+// thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, `data` is NULL or
+// `size` is 0; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is
+// in a call on the session, or this process has left it or is a forked child; pleachSystemError if
+// the system refuses memory; pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionBuffer(pleachSession_t session, size_t size, void **data);
+
+// Frees a buffer of pleachSessionBuffer.
+//
+// Ownership: the memory goes back to the library, which keeps it as long as calls use it. Threads:
+// any; a call of a second thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `data` is no buffer
+// of it; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is in a
+// call on the session, or this process is a forked child; pleachInternalError after a mistake of
+// the library.
+pleachResult_t pleachSessionFreeBuffer(pleachSession_t session, void *data);
+
 // Stores the arrival skew of a peer in the calls of this rank so far. It is precise to about 10
 // microseconds and 12.5 percent.
 //
@@ -2167,6 +2580,187 @@ pleachResult_t pleachCommGetWaitsFor(pleachComm_t comm, int *rank);
 // address; pleachSystemError if there is no port; pleachInternalError after a mistake of the
 // library.
 pleachResult_t pleachGetUniqueId(pleachUniqueId *uniqueId);
+
+// Makes a window of `count` elements. Each rank publishes so many elements, and has `slots` slots
+// at each peer, into which it writes. All ranks make the same call. The window has a group of its
+// own: other calls on the communicator may run at the same time, pleachCommAbort does not end the
+// window, and the communicator may be destroyed before the window.
+//
+// A window takes the memory of two copies of the elements, and of `slots` slots for each rank, of
+// as many elements. The system gives pages of this memory when they are touched.
+//
+// Ownership: `window` is NULL or points to a pleachWindow_t. The caller ends it with
+// pleachWindowDestroy. Threads: any; calls of several threads on one communicator need one order
+// on all ranks. Blocks: until all ranks have made the call. It waits at most the timeout of the
+// communicator for the ranks to make the call, then at most joinTimeoutMs while their group is
+// made.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
+// communicator works on memory of GPUs; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if there are 65536 windows already, the ranks ask for different windows or make
+// different calls, the communicator was finalized or is that of an epoch of a session, or this
+// process is a forked child; pleachTimeout if another rank is late; pleachRemoteError if a rank is
+// lost, has left, has aborted or has broken the protocol; pleachSystemError if the ranks do not
+// meet; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the
+// library.
+pleachResult_t pleachWindowInit(pleachWindow_t *window,
+                                size_t count,
+                                pleachDataType_t datatype,
+                                int slots,
+                                pleachComm_t comm);
+
+// Publishes all elements of this rank as its next version, with a word. It waits for nobody. Reads
+// of peers that are under way return this version or the version before.
+//
+// Ownership: `data` is NULL or has as many elements as the window, which are read before the
+// function returns; it may be NULL if the window has no elements. `word` is NULL, for zeros, or
+// points to a word. `version` is NULL, or points to a uint64_t in which the number of the version
+// is stored; the first is 1. Threads: any; a call of a second thread at the same time is refused.
+// Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such window or `data` is NULL;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another call on the window is
+// under way, the window was finalized, or this process is a forked child; pleachTimeout if the
+// window has ended because a rank was late; pleachRemoteError if a rank is lost, has left, has
+// aborted or has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachWindowPublish(pleachWindow_t window,
+                                   const void *data,
+                                   const pleachWord_t *word,
+                                   uint64_t *version);
+
+// Reads `count` elements of a rank, from element `first` on. All are of one version, also while
+// their owner publishes: the newest version at some time during the call, or the version before.
+// Version 0 is zeros: nothing was published yet. The owner need not make a call. A read begins
+// again if its owner publishes twice meanwhile.
+//
+// Ownership: `data` is NULL or has room for `count` elements; it may be NULL for 0. `version` and
+// `word` are NULL, or point to where the version and its word are stored. Threads: any; a call of
+// a second thread at the same time is refused. Blocks: until the elements are here, at most the
+// timeout that the communicator had at pleachWindowInit.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such window, rank or element, or
+// `data` is NULL; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another call
+// on the window is under way, the window was finalized, or this process is a forked child;
+// pleachTimeout if the rank is late; pleachRemoteError if a rank is lost, has left, has aborted or
+// has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachWindowRead(pleachWindow_t window,
+                                int peer,
+                                size_t first,
+                                size_t count,
+                                void *data,
+                                uint64_t *version,
+                                pleachWord_t *word);
+
+// As pleachWindowRead, but takes the bytes as they are while their owner publishes: elements may
+// be of the stored version, of newer versions, and mixed in their bytes. It takes one step less,
+// and never begins again. There is no word.
+//
+// Ownership: `data` is NULL or has room for `count` elements; it may be NULL for 0. `version` is
+// NULL, or points to where the version is stored. Threads: any; a call of a second thread at the
+// same time is refused. Blocks: until the elements are here, at most the timeout that the
+// communicator had at pleachWindowInit.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such window, rank or element, or
+// `data` is NULL; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another call
+// on the window is under way, the window was finalized, or this process is a forked child;
+// pleachTimeout if the rank is late; pleachRemoteError if a rank is lost, has left, has aborted or
+// has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachWindowReadTorn(pleachWindow_t window,
+                                    int peer,
+                                    size_t first,
+                                    size_t count,
+                                    void *data,
+                                    uint64_t *version);
+
+// Stores 1 if this rank's slot at a peer is free, so that a write into it waits for nothing, and 0
+// if the peer has not polled the slot's last write.
+//
+// Ownership: `isFree` is NULL or points to an int. Threads: any; a call of a second thread at the
+// same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such window, rank or slot, `peer`
+// is this rank, or `isFree` is NULL; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if another call on the window is under way, the window was finalized, or this
+// process is a forked child; pleachTimeout if the window has ended because a rank was late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+// of the library.
+pleachResult_t pleachWindowIsFree(pleachWindow_t window, int peer, int slot, int *isFree);
+
+// Writes `count` elements with a word into this rank's slot at a peer. It waits until the peer has
+// polled the slot's last write. The peer polls the writes of this rank in the order in which they
+// were made.
+//
+// Ownership: `data` is NULL or has `count` elements, which are read before the function returns;
+// it may be NULL for 0. `word` is NULL, for zeros, or points to a word. Threads: any; a call of a
+// second thread at the same time is refused. Blocks: until the slot is free, at most the timeout
+// that the communicator had at pleachWindowInit.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such window, rank or slot, `peer`
+// is this rank, `data` is NULL, or there are more elements than the window has; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if another call on the window is under way, the
+// window was finalized, or this process is a forked child; pleachTimeout if the peer has not
+// polled in time; pleachRemoteError if a rank is lost, has left, has aborted or has broken the
+// protocol; pleachSystemError if the system refuses memory or a thread; pleachInternalError after
+// a mistake of the library.
+pleachResult_t pleachWindowWrite(pleachWindow_t window,
+                                 int peer,
+                                 int slot,
+                                 const void *data,
+                                 size_t count,
+                                 const pleachWord_t *word);
+
+// Calls a function with each write that has come, on this thread: each write once, and the writes
+// of one rank in the order in which they were made. A slot is free again when the function has
+// returned. If no write has come, waits for one up to `timeoutMs` milliseconds; 0 does not wait.
+//
+// Ownership: `arrived` is NULL or a function that is called with `context`; what it is given stays
+// until it has returned. `count` is NULL, or points to a size_t in which the number of the writes
+// is stored. Threads: any; a call of a second thread at the same time is refused, and so is a call
+// on the window from `arrived`. Blocks: at most `timeoutMs`, and as long as `arrived` takes.
+//
+// Returns: pleachSuccess, also if no write has come; pleachInvalidArgument if there is no such
+// window, or `arrived` is NULL; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if
+// another call on the window is under way, the window was finalized, or this process is a forked
+// child; pleachTimeout if the window has ended because a rank was late; pleachRemoteError if a
+// rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the system
+// refuses memory or a thread; pleachInternalError after a mistake of the library.
+pleachResult_t pleachWindowPoll(pleachWindow_t window,
+                                uint64_t timeoutMs,
+                                pleachArrived_t arrived,
+                                void *context,
+                                size_t *count);
+
+// Ends a window in order, when this rank neither reads nor writes any more. All ranks call the
+// function. Every later call on the window returns pleachInvalidUsage, except for
+// pleachWindowDestroy.
+//
+// Ownership: the window stays the caller's. The caller ends it with pleachWindowDestroy. Threads:
+// any; a call of a second thread at the same time is refused. Blocks: until all ranks have called
+// the function, at most the timeout that the communicator had at pleachWindowInit.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such window; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, if another call on the window is under way, the
+// window was finalized, or this process is a forked child; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+// of the library.
+pleachResult_t pleachWindowFinalize(pleachWindow_t window);
+
+// Frees a window. If it was not finalized, this rank leaves now, which ends the window for ranks
+// that still need this rank.
+//
+// Ownership: the handle goes back to the library and is invalid from now on. A call of another
+// thread that is under way keeps the window until the call has ended. Threads: any, also while
+// another thread is in a call. Blocks: while peers take the data that this rank has sent, at most
+// 5 s. It does not wait for calls of other threads.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such window; pleachInternalError
+// after a mistake of the library.
+pleachResult_t pleachWindowDestroy(pleachWindow_t window);
 
 #ifdef __cplusplus
 }  // extern "C"

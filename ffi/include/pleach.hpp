@@ -442,6 +442,7 @@ public:
 #endif
 
 private:
+    friend class Session;
     explicit Communicator(pleachComm_t comm) noexcept : comm_(comm) {}
     void expect_counts(const std::vector<std::size_t> &counts) const {
         if (counts.size() != static_cast<std::size_t>(size()))
@@ -674,5 +675,7 @@ private:
 
 #include "pleach_exchange.hpp"
 #include "pleach_partial.hpp"
+#include "pleach_session.hpp"
+#include "pleach_window.hpp"
 
 #endif // PLEACH_HPP

@@ -73,7 +73,7 @@ fn times(count: usize, blocks: u32) -> Result<usize, Failed> {
     })
 }
 
-fn rank_of(rank: c_int, name: &str) -> Result<Rank, Failed> {
+pub(crate) fn rank_of(rank: c_int, name: &str) -> Result<Rank, Failed> {
     Rank::try_from(rank).map_err(|_| Failed::argument(format!("{name} is {rank}; ranks are counted from 0")))
 }
 

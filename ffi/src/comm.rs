@@ -146,6 +146,27 @@ pub(crate) fn find(comm: pleachComm_t) -> Result<Held<Comm>, Failed> {
     COMMS.find(comm)
 }
 
+/// Stores a communicator of this group.
+pub(crate) fn keep(group: Group) -> Result<pleachComm_t, Failed> {
+    COMMS.keep(Comm::new(group))
+}
+
+/// Takes a communicator out of the table.
+pub(crate) fn take(comm: pleachComm_t) -> Result<Held<Comm>, Failed> {
+    COMMS.take(comm)
+}
+
+/// The world of rank `rank` of the `nranks` ranks that have a unique id.
+pub(crate) fn world_of(id: &pleachUniqueId, nranks: c_int, rank: c_int) -> Result<World, Failed> {
+    let (Ok(world_size @ 1..), Ok(own)) = (u32::try_from(nranks), u32::try_from(rank)) else {
+        return Err(Failed::argument(format!("rank {rank} of {nranks} ranks cannot be")));
+    };
+    if own >= world_size {
+        return Err(Failed::argument(format!("rank {rank} is not below nranks, {nranks}")));
+    }
+    id.world(own, world_size)
+}
+
 /// A copy of the caller's configuration; `None` if it is NULL.
 ///
 /// # Safety
@@ -224,8 +245,8 @@ unsafe fn timeout_of_part(config: *const pleachConfig_t) -> Result<u64, Failed> 
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 /// between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
-/// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
-/// pleachInternalError after a mistake of the library.
+/// pleachSystemError if the ranks do not meet in time; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitRank(
     comm: *mut pleachComm_t,
@@ -247,8 +268,8 @@ pub unsafe extern "C" fn pleachCommInitRank(
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 /// between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
-/// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
-/// pleachInternalError after a mistake of the library.
+/// pleachSystemError if the ranks do not meet in time; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitRankConfig(
     comm: *mut pleachComm_t,
@@ -262,19 +283,13 @@ pub unsafe extern "C" fn pleachCommInitRankConfig(
         let comm = unsafe { out(comm, "comm") }?;
         *comm = std::ptr::null_mut();
         expect_no_batch()?;
-        let (Ok(world_size @ 1..), Ok(own)) = (u32::try_from(nranks), u32::try_from(rank)) else {
-            return Err(Failed::argument(format!("rank {rank} of {nranks} ranks cannot be")));
-        };
-        if own >= world_size {
-            return Err(Failed::argument(format!("rank {rank} is not below nranks, {nranks}")));
-        }
-        let world = commId.world(own, world_size)?;
+        let world = world_of(&commId, nranks, rank)?;
         // SAFETY: the caller's promise.
         let options = unsafe { configured(Options::from_env_in(world), config) }?;
-        if own == 0 {
+        if rank == 0 {
             release(&commId);
         }
-        *comm = COMMS.keep(Comm::new(Group::join(&options)?))?;
+        *comm = keep(Group::join(&options)?)?;
         Ok(())
     })
 }
@@ -291,8 +306,7 @@ pub unsafe extern "C" fn pleachCommInitRankConfig(
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
 /// describes no ranks or contradicts itself; pleachInvalidUsage between pleachGroupStart and
 /// pleachGroupEnd, or if 65536 communicators exist already; pleachSystemError if the ranks do not
-/// meet in time, or the system refuses what is needed; pleachInternalError after a mistake of the
-/// library.
+/// meet in time; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitFromEnv(
     comm: *mut pleachComm_t,
@@ -306,7 +320,7 @@ pub unsafe extern "C" fn pleachCommInitFromEnv(
         let world = World::from_env().map_err(|error| Failed::argument(error.to_string()))?;
         // SAFETY: the caller's promise.
         let options = unsafe { configured(Options::from_env_in(world), config) }?;
-        *comm = COMMS.keep(Comm::new(Group::join(&options)?))?;
+        *comm = keep(Group::join(&options)?)?;
         Ok(())
     })
 }
@@ -328,9 +342,8 @@ pub unsafe extern "C" fn pleachCommInitFromEnv(
 /// between pleachGroupStart and pleachGroupEnd, if there are 65536 communicators already, the ranks
 /// make different calls, the communicator was finalized, or this process is a forked child;
 /// pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left, has
-/// aborted or has broken the protocol; pleachSystemError if the ranks of a colour do not meet, or
-/// the system refuses what is needed; pleachUnhandledCudaError if a GPU fails; pleachInternalError
-/// after a mistake of the library.
+/// aborted or has broken the protocol; pleachSystemError if the ranks of a colour do not meet;
+/// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommSplit(
     comm: pleachComm_t,
@@ -367,7 +380,7 @@ pub unsafe extern "C" fn pleachCommSplit(
             if timeout_ms != 0 {
                 group = group.within(Duration::from_millis(timeout_ms));
             }
-            *newcomm = COMMS.keep(Comm::new(group))?;
+            *newcomm = keep(group)?;
         }
         Ok(())
     })

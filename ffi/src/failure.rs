@@ -25,6 +25,8 @@ pub const pleachFailureLeft: c_int = 6;
 pub const pleachFailureProtocol: c_int = 7;
 /// A deadline has passed while waiting for the rank.
 pub const pleachFailureTimedOut: c_int = 8;
+/// The members of the session have changed: the step is repeated, and nobody is at fault.
+pub const pleachFailureChanged: c_int = 9;
 
 /// Room for the name of an operation, in bytes.
 pub const PLEACH_OPERATION_BYTES: usize = 128;
@@ -40,7 +42,7 @@ pub const PLEACH_FAILURE_BYTES: usize = 512;
 pub struct pleachFailure_t {
     /// sizeof(pleachFailure_t).
     pub size: usize,
-    /// One of the constants pleachFailureNone to pleachFailureTimedOut.
+    /// One of the constants pleachFailureNone to pleachFailureChanged.
     pub kind: c_int,
     /// The rank that the failure is about.
     pub rank: c_int,
@@ -119,6 +121,7 @@ fn kind(kind: FaultKind) -> c_int {
         FaultKind::Lost => pleachFailureLost,
         FaultKind::Left => pleachFailureLeft,
         FaultKind::TimedOut => pleachFailureTimedOut,
+        FaultKind::Changed => pleachFailureChanged,
         _ => pleachFailureProtocol,
     }
 }

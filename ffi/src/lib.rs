@@ -25,9 +25,11 @@ mod handles;
 pub mod memory;
 pub mod partial;
 pub mod result;
+pub mod session;
 pub mod skew;
 pub mod types;
 pub mod unique_id;
+pub mod window;
 
 pub use result::pleachResult_t;
 

@@ -18,6 +18,7 @@ use pleach_transport::{Memory, RegisterError, Share, SharedMemory, Space};
 use crate::batch::expect_no_batch;
 use crate::comm::{find, pleachComm_t};
 use crate::result::{Failed, guarded, out, pleachResult_t};
+use crate::session::memory::SessionBuffer;
 
 /// A callback that is called once when neither the library nor a peer uses memory of the user any
 /// more. Its arguments are the address of the memory and the context that was given. Any thread of
@@ -129,6 +130,8 @@ pub(crate) struct Registrations {
     /// Relaxed: a call that does not see a registration of another thread makes copies.
     count: AtomicUsize,
     list: Mutex<Vec<Registration>>,
+    /// Buffers of the session whose epoch this is.
+    lent: Mutex<Vec<SessionBuffer>>,
 }
 
 struct Registration {
@@ -150,7 +153,7 @@ impl Registrations {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let mut list = self.lock();
         list.push(Registration { number, registered, is_allocated });
-        self.count.store(list.len(), Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
         number
     }
 
@@ -158,17 +161,35 @@ impl Registrations {
         let mut list = self.lock();
         let place = list.iter().position(|one| one.number == number)?;
         let taken = list.swap_remove(place);
-        self.count.store(list.len(), Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
         Some(taken)
     }
 
+    /// Calls on elements of these buffers are carried out in place from now on.
+    pub(crate) fn lend(&self, buffers: impl IntoIterator<Item = SessionBuffer>) {
+        let mut lent = lock(&self.lent);
+        let before = lent.len();
+        lent.extend(buffers);
+        self.count.fetch_add(lent.len() - before, Ordering::Relaxed);
+    }
+
+    /// Calls on elements of the buffer at this address make copies from now on.
+    pub(crate) fn take_back(&self, address: usize) {
+        let mut lent = lock(&self.lent);
+        let before = lent.len();
+        lent.retain(|buffer| buffer.address() != address);
+        self.count.fetch_sub(before - lent.len(), Ordering::Relaxed);
+    }
+
     fn registered(&self, address: usize, count: usize, size: usize) -> Option<RawData> {
-        let end = count.checked_mul(size).and_then(|bytes| address.checked_add(bytes))?;
-        self.lock().iter().find_map(|Registration { registered, .. }| {
+        let bytes = count.checked_mul(size).filter(|bytes| *bytes > 0)?;
+        let end = address.checked_add(bytes)?;
+        let registered = self.lock().iter().find_map(|Registration { registered, .. }| {
             let held = registered.addresses();
-            let is_inside = count > 0 && held.start <= address && end <= held.end;
+            let is_inside = held.start <= address && end <= held.end;
             is_inside.then(|| RawData::registered(registered, address - held.start, count)).flatten()
-        })
+        });
+        registered.or_else(|| lock(&self.lent).iter().find_map(|lent| lent.within(address, count, bytes)))
     }
 
     /// The input and the output of a call. Each operand is an address and a number of elements of

@@ -219,8 +219,8 @@ fn no_constant(member: &str, number: c_int, example: &str) -> Failed {
 /// all-reduces already, the ranks ask for different partial all-reduces or make different calls,
 /// the communicator was finalized, or this process is a forked child; pleachTimeout if another rank
 /// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
-/// pleachSystemError if the ranks do not meet, or the system refuses what is needed;
-/// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
+/// pleachSystemError if the ranks do not meet; pleachUnhandledCudaError if a GPU fails;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialInit(
     partial: *mut pleachPartial_t,

@@ -21,7 +21,8 @@ pub enum pleachResult_t {
     pleachSuccess = 0,
     /// The CUDA driver has failed.
     pleachUnhandledCudaError = 1,
-    /// The operating system has refused memory, a thread, a socket or a device.
+    /// The operating system has refused memory, a thread, a socket or a device, or ranks have not
+    /// met. A function that makes ranks meet returns this for all that the system refuses.
     pleachSystemError = 2,
     /// A mistake of the library: please report the text of pleachGetLastError.
     pleachInternalError = 3,
@@ -35,6 +36,18 @@ pub enum pleachResult_t {
     pleachInProgress = 7,
     /// A deadline has passed.
     pleachTimeout = 8,
+    /// The other members of the session go on without this process; NCCL has no sessions.
+    pleachExpelled = 9,
+    /// Too few members of the session answer to agree on who goes on.
+    pleachNoQuorum = 10,
+    /// The session has fewer members than it needs for a step.
+    pleachTooFew = 11,
+    /// The step of the session failed again and again.
+    pleachStepFailed = 12,
+    /// This process has left the session, as it was told to.
+    pleachLeft = 13,
+    /// A state of the session is not the same on all members.
+    pleachDiverged = 14,
 }
 use pleachResult_t::*;
 
@@ -202,6 +215,12 @@ pub extern "C" fn pleachGetErrorString(result: c_int) -> *const c_char {
         6 => c"another rank is lost, has left, has aborted or has broken the protocol",
         7 => c"not finished",
         8 => c"a deadline has passed",
+        9 => c"the other members of the session go on without this process",
+        10 => c"too few members of the session answer",
+        11 => c"the session has too few members for a step",
+        12 => c"the step of the session failed again and again",
+        13 => c"this process has left the session",
+        14 => c"a state of the session is not the same on all members",
         _ => c"no result of pleach",
     };
     text.as_ptr()
@@ -242,7 +261,7 @@ mod tests {
 
     #[test]
     fn every_number_has_a_text() {
-        for number in -3..12 {
+        for number in -3..18 {
             // SAFETY: the texts are static.
             let text = unsafe { CStr::from_ptr(pleachGetErrorString(number)) };
             assert!(!text.is_empty(), "{number}");

@@ -182,6 +182,12 @@ fn are_documented(folder: &Folder) {
             Ok(6) => "pleachRemoteError",
             Ok(7) => "pleachInProgress",
             Ok(8) => "pleachTimeout",
+            Ok(9) => "pleachExpelled",
+            Ok(10) => "pleachNoQuorum",
+            Ok(11) => "pleachTooFew",
+            Ok(12) => "pleachStepFailed",
+            Ok(13) => "pleachLeft",
+            Ok(14) => "pleachDiverged",
             Ok(number @ 0..) => panic!("{function} has returned {number}"),
             _ => panic!("'{result}' of {function} is no result"),
         };
@@ -316,6 +322,26 @@ fn partial_all_reduce_is_right_in_c_when_nobody_is_late_and_when_a_rank_is() {
 }
 
 #[test]
+fn windows_are_read_and_written_in_c() {
+    let folder = Folder::new();
+    let program = compiled("window.c", Linked::Shared);
+    for fabric in fabrics() {
+        run_with(&program, 2, &folder, &[fabric]);
+        run_with(&program, 4, &folder, &[fabric]);
+    }
+}
+
+#[test]
+fn a_session_goes_on_in_c_when_a_process_is_killed() {
+    let folder = Folder::new();
+    let program = compiled("session.c", Linked::Shared);
+    for fabric in fabrics() {
+        run_killed(&program, 3, &folder, &[fabric]);
+        run_killed(&program, 4, &folder, &[fabric]);
+    }
+}
+
+#[test]
 fn failures_are_results_with_their_cause_in_c() {
     let folder = Folder::new();
     run(&compiled("failures.c", Linked::Shared), 2, &folder);
@@ -357,6 +383,7 @@ fn nonsense_is_an_error_and_no_crash() {
     run(&compiled("nonsense_exchange.c", Linked::Shared), 1, &folder);
     run(&compiled("nonsense.c", Linked::Shared), 1, &folder);
     run(&compiled("nonsense_device.c", Linked::Shared), 1, &folder);
+    run(&compiled("nonsense_session.c", Linked::Shared), 1, &folder);
 }
 
 #[test]
@@ -381,6 +408,7 @@ fn waits_on_a_device_end_when_it_is_closed_and_when_the_peer_is_killed() {
 fn threads_may_use_every_function_while_others_end_what_they_use() {
     let folder = Folder::new();
     run(&compiled("races.c", Linked::Shared), 1, &folder);
+    run(&compiled("races_session.c", Linked::Shared), 1, &folder);
     for fabric in exchange_fabrics() {
         run_with(&compiled("races_exchange.c", Linked::Shared), 1, &folder, &[fabric]);
     }
@@ -389,9 +417,10 @@ fn threads_may_use_every_function_while_others_end_what_they_use() {
 #[test]
 fn every_function_is_called_with_nonsense_from_several_threads_and_by_the_fuzzer() {
     let text = |name: &str| std::fs::read_to_string(source_path(name)).expect("a source");
-    let nonsense = text("nonsense.c") + &text("nonsense_device.c") + &text("nonsense_exchange.c");
-    let races = text("races.c") + &text("races_exchange.c");
-    let fuzzed = ["c_calls.rs", "c_calls/exchange.rs"];
+    let nonsense = ["", "_device", "_exchange", "_session"];
+    let nonsense = nonsense.map(|part| text(&format!("nonsense{part}.c"))).concat();
+    let races = text("races.c") + &text("races_exchange.c") + &text("races_session.c");
+    let fuzzed = ["c_calls.rs", "c_calls/exchange.rs", "c_calls/session.rs"];
     let fuzzed = fuzzed.map(|name| text(&format!("../../../fuzz/fuzz_targets/{name}"))).concat();
     assert!(COMMENTS.len() > 50, "{} functions", COMMENTS.len());
     for function in COMMENTS.keys() {
@@ -422,7 +451,7 @@ fn nonsense_leaks_nothing_and_reads_nothing_that_is_not_there() {
         skip(format!("{PREFIX_VARIABLE} stands before every program already"));
         return;
     }
-    for source in ["nonsense.c", "nonsense_device.c", "nonsense_exchange.c"] {
+    for source in ["nonsense.c", "nonsense_device.c", "nonsense_exchange.c", "nonsense_session.c"] {
         let program = compiled(source, Linked::Shared);
         let valgrind = Command::new("valgrind")
             .args([
@@ -481,6 +510,9 @@ fn the_wrapper_of_cpp_works_in_both_standards() {
     if PREFIX.is_empty() {
         run_with(&device, 4, &folder, &["shm"]);
     }
+    let session = compiled("wrapper_session.cc", Linked::Shared);
+    run(&session, 2, &folder);
+    run(&session, 3, &folder);
     let exchange = compiled_by(&["c++", "-std=c++20"], "wrapper_exchange.cc", Linked::Shared);
     for program in [compiled("wrapper_exchange.cc", Linked::Shared), exchange.expect("a compiler runs")] {
         for fabric in exchange_fabrics() {
@@ -531,6 +563,7 @@ fn clang_takes_what_gcc_takes() {
         (["clang", "-std=c99"], "exchange.c"),
         (["clang", "-std=c99"], "forked.c"),
         (["clang", "-std=c99"], "partial.c"),
+        (["clang", "-std=c99"], "window.c"),
         (["clang++", "-std=c++17"], "wrapper.cc"),
         (["clang++", "-std=c++17"], "wrapper_device.cc"),
         (["clang++", "-std=c++17"], "wrapper_exchange.cc"),
@@ -542,7 +575,7 @@ fn clang_takes_what_gcc_takes() {
             return skip(format_args!("there is no {}", command[0]));
         };
         let fabric = match source {
-            _ if source.contains("device") => &fabrics()[..1],
+            _ if source.contains("device") || source == "window.c" => &fabrics()[..1],
             _ if source.contains("exchange") => &exchange_fabrics()[..1],
             _ => &[],
         };
@@ -563,9 +596,15 @@ fn no_address_error_and_no_leak() {
         let command = [compiler[0], compiler[1], "-g", "-fsanitize=address,undefined"];
         compiled_by(&command, source, Linked::Shared).expect("a compiler runs")
     };
-    for source in ["nonsense.c", "nonsense_device.c", "nonsense_exchange.c", "races.c"] {
+    for source in ["nonsense.c", "nonsense_device.c", "nonsense_exchange.c", "nonsense_session.c"] {
         run(&sanitized(source), 1, &folder);
     }
+    for source in ["races.c", "races_session.c"] {
+        run(&sanitized(source), 1, &folder);
+    }
+    run_with(&sanitized("window.c"), 4, &folder, &["shm"]);
+    run_with(&sanitized("window.c"), 2, &folder, &["tcp"]);
+    run_killed(&sanitized("session.c"), 3, &folder, &["shm"]);
     for source in ["collectives.c", "failures.c", "interrupted.c", "forked.c", "partial.c", "wrapper.cc"] {
         run(&sanitized(source), 2, &folder);
         run(&sanitized(source), 4, &folder);

@@ -27,6 +27,8 @@ use pleach_ffi::unique_id::*;
 
 #[path = "c_calls/exchange.rs"]
 mod exchange;
+#[path = "c_calls/session.rs"]
+mod session;
 
 /// Most calls of an input.
 const CALLS: usize = 48;
@@ -51,6 +53,7 @@ struct Handles {
     transfers: Vec<pleachTransfer_t>,
     partials: Vec<pleachPartial_t>,
     exchange: exchange::Handles,
+    session: session::Handles,
 }
 
 /// Is called once for each registration of memory of the user, whose context says whether it was.
@@ -186,8 +189,10 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult_t {
                 pleachCommGetFailure(input.handle(&handles.comms), &mut failure)
             }
             26 => pleachCommSetTimeout(input.handle(&handles.comms), input.byte().into()),
-            27 | 28 => memory_call(input, handles),
-            29 | 30 => device_call(input, handles),
+            27 => memory_call(input, handles),
+            28 => session::window_call(input, &mut handles.session, &handles.comms),
+            29 => device_call(input, handles),
+            30 => session::session_call(input, &mut handles.session, &mut handles.comms),
             31 => exchange::call(input, &mut handles.exchange),
             _ => pleachSuccess,
         }

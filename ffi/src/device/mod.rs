@@ -434,8 +434,8 @@ fn kept(device: *mut pleachDevice_t, options: &Options) -> Result<(), Failed> {
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
 /// between pleachGroupStart and pleachGroupEnd, or if 65536 devices exist already;
-/// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
-/// pleachInternalError after a mistake of the library.
+/// pleachSystemError if the ranks do not meet in time; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceOpen(
     device: *mut pleachDevice_t,
@@ -475,8 +475,8 @@ pub unsafe extern "C" fn pleachDeviceOpen(
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
 /// says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
-/// devices exist already; pleachSystemError if the ranks do not meet in time, or the system refuses
-/// what is needed; pleachInternalError after a mistake of the library.
+/// devices exist already; pleachSystemError if the ranks do not meet in time; pleachInternalError
+/// after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceOpenFromEnv(
     device: *mut pleachDevice_t,

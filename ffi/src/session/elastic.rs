@@ -1,0 +1,79 @@
+//! How many members a session has, and how patient they are.
+
+use std::ffi::{CStr, c_char};
+use std::time::Duration;
+
+use pleach_collectives::Elastic;
+
+use crate::result::{Failed, struct_size};
+
+/// How many members a session has, and how patient they are; the same on all members. Begin with
+/// PLEACH_ELASTIC_INITIALIZER, which sets `size`. 0 and NULL stand for the defaults.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pleachElastic_t {
+    /// sizeof(pleachElastic_t).
+    pub size: usize,
+    /// Steps are made by so many members or more; 1 by default.
+    pub fewest: u32,
+    /// Members at most; 64 by default.
+    pub most: u32,
+    /// After what silence a member is suspected, in milliseconds; 2000 by default.
+    pub suspectAfterMs: u64,
+    /// How long members that are too few to make a step wait for others, in milliseconds; 60000 by
+    /// default.
+    pub fewestWaitMs: u64,
+    /// How long members that are too few to agree on the next epoch wait for others, in
+    /// milliseconds; 20000 by default.
+    pub quorumWaitMs: u64,
+    /// How long members wait for a process that reads the states, in milliseconds; 60000 by
+    /// default.
+    pub healWaitMs: u64,
+    /// How often a step that cannot be ended is repeated by the same members; 3 by default.
+    pub retriesMax: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// A name of the program, with all that has to be equal on all members. A process with another
+    /// name does not join. The name of the executable by default.
+    pub program: *const c_char,
+}
+
+/// Members at most, unless the caller says another number.
+const MOST: u32 = 64;
+
+/// Reads what the caller says; NULL says nothing.
+///
+/// # Safety
+///
+/// `given` is null, or points to a struct whose `size` is right and whose text ends with a zero
+/// byte.
+pub(crate) unsafe fn read(given: *const pleachElastic_t) -> Result<Elastic, Failed> {
+    let usual = |number: u32, usual: u32| if number == 0 { usual } else { number };
+    if given.is_null() {
+        return Ok(Elastic::between(1, MOST));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { struct_size(given, "elastic", "PLEACH_ELASTIC_INITIALIZER") }?;
+    // SAFETY: it is as long as its size says.
+    let given = unsafe { *given };
+    if given.reserved != 0 {
+        return Err(Failed::argument(format!("elastic->reserved is {}, not 0", given.reserved)));
+    }
+    let mut elastic = Elastic::between(usual(given.fewest, 1), usual(given.most, MOST));
+    elastic.retries_max = usual(given.retriesMax, elastic.retries_max);
+    for (time, ms) in [
+        (&mut elastic.suspect_after, given.suspectAfterMs),
+        (&mut elastic.fewest_wait, given.fewestWaitMs),
+        (&mut elastic.quorum_wait, given.quorumWaitMs),
+        (&mut elastic.heal_wait, given.healWaitMs),
+    ] {
+        if ms != 0 {
+            *time = Duration::from_millis(ms);
+        }
+    }
+    if !given.program.is_null() {
+        // SAFETY: the caller promises a text that ends with a zero byte.
+        elastic.program = unsafe { CStr::from_ptr(given.program) }.to_string_lossy().into_owned();
+    }
+    Ok(elastic)
+}
