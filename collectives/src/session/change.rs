@@ -139,6 +139,10 @@ pub enum SessionError {
     /// it.
     #[error("this process has left the job, as it was told to; end its loop and call Session::leave")]
     Left,
+    /// A call was interrupted ([`Session::interrupted_by`](super::Session::interrupted_by)). The
+    /// others go on without this process.
+    #[error("a call of the session was interrupted; the others go on without this process")]
+    Interrupted,
     /// A signal that no process can catch, or that the system refused.
     #[error("signal {signal} cannot be caught ({source}); name another one, such as 15 (SIGTERM)")]
     Signal {

@@ -249,6 +249,7 @@ impl<'a> Healing<'a> {
     /// Makes progress: on some fabrics gets need polls of both ends.
     fn pause(&self) {
         self.device.poll_between_steps(clock::now());
+        self.member.ask_whether_interrupted();
         std::thread::yield_now();
     }
 

@@ -47,6 +47,9 @@ const DYING_TIME: Duration = Duration::from_millis(200);
 /// Longest sleep of the session's thread, in case it is not woken by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
+/// How often a call that waits asks whether it was interrupted.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Messages to one peer that wait for room. The state machine says again what is lost.
 const OUTBOX_MAX: usize = 4096;
 
@@ -98,6 +101,11 @@ pub(crate) struct State {
     pub(crate) is_memory_taken: bool,
     timeline: Timeline,
     is_over: bool,
+    /// Asked now and then while a call waits; true ends it.
+    interrupted: Option<fn() -> bool>,
+    /// When it was asked last.
+    asked_at: Nanos,
+    is_interrupted: bool,
 }
 
 /// See the module.
@@ -166,6 +174,9 @@ impl Member {
             is_memory_taken: false,
             timeline: Timeline::default(),
             is_over: false,
+            interrupted: None,
+            asked_at: now,
+            is_interrupted: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let member = Self { process, elastic, state, changed, incoming, device, leaves: Arc::default() };
@@ -270,8 +281,32 @@ impl Member {
     }
 
     /// Waits until something has changed, a moment at most.
-    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, SLEEP_MAX).unwrap_or_else(PoisonError::into_inner).0
+    pub(crate) fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.ask(self.changed.wait_timeout(state, SLEEP_MAX).unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Asks whether the call that waits was interrupted, where that was not asked a moment ago. If
+    /// so, this process takes part in nothing any more.
+    fn ask<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let now = clock::now();
+        let is_due = !state.has_given_up && now.since(state.asked_at) >= INTERRUPT_INTERVAL;
+        let Some(interrupted) = state.interrupted.filter(|_| is_due) else { return state };
+        state.asked_at = now;
+        // It may wait for other threads, which may wait for the lock.
+        drop(state);
+        let is_interrupted = interrupted();
+        let mut state = self.lock();
+        if is_interrupted {
+            state.is_interrupted = true;
+            self.give_up(&mut state, "a call was interrupted");
+            self.incoming.wake();
+        }
+        state
+    }
+
+    /// As [`Member::wait`], for a call that waits for something else.
+    pub(crate) fn ask_whether_interrupted(&self) {
+        drop(self.ask(self.lock()));
     }
 
     /// Tells the state machine what happened, from the caller's thread.
@@ -710,6 +745,16 @@ impl State {
 
     pub(crate) fn is_out(&self) -> bool {
         self.is_out
+    }
+
+    /// Calls that wait ask this now and then.
+    pub(crate) fn interrupt_by(&mut self, interrupted: fn() -> bool) {
+        self.interrupted = Some(interrupted);
+    }
+
+    /// Whether a call was interrupted.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.is_interrupted
     }
 
     pub(crate) fn unready(&self) -> Vec<Process> {

@@ -453,6 +453,13 @@ impl Session {
         Ok(())
     }
 
+    /// Has calls of the session that wait ask this now and then, as
+    /// [`Group::interrupted_by`](crate::Group::interrupted_by) has those of a group. If the answer is
+    /// true, they end with [`SessionError::Interrupted`], and the others go on without this process.
+    pub fn interrupted_by(&mut self, interrupted: fn() -> bool) {
+        self.member.lock().interrupt_by(interrupted);
+    }
+
     /// As [`Session::leave_on`], at once.
     pub fn leave_after_step(&mut self) {
         self.member.announce_leave(&mut self.member.lock());
@@ -517,6 +524,9 @@ impl Session {
         if let Some(error) = state.broken() {
             return Some(SessionError::LastWord(error));
         }
+        if state.is_interrupted() {
+            return Some(SessionError::Interrupted);
+        }
         if let Some((answered, members)) = state.without_quorum() {
             let waited = self.elastic.quorum_wait;
             return Some(SessionError::NoQuorum { answered, members, waited });
@@ -545,8 +555,13 @@ impl Session {
         let scratch = self.scratch()?;
         let ranks: Vec<Rank> = record.members().iter().map(|member| member.seat.0).collect();
         let own = record.rank_of(self.process).expect("it was entered by a member") as Rank;
-        let incoming = Arc::clone(&self.incoming);
-        let end = EpochEnd::new(move |fault| incoming.found(number, fault));
+        // What comes for the epoch has the board, so the board does not keep it.
+        let incoming = Arc::downgrade(&self.incoming);
+        let end = EpochEnd::new(move |fault| {
+            if let Some(incoming) = incoming.upgrade() {
+                incoming.found(number, fault);
+            }
+        });
         let board = Arc::new(StatusBoard::of_epoch(own, end));
         let mut state = self.member.lock();
         if state.newest() != Some(number) {

@@ -77,6 +77,39 @@ fn what_outlives_a_session_that_was_left_ends_with_an_error() {
     ends_when_the_session_does(Fabric::Tcp, true);
 }
 
+/// A commit that waits for the other member's step, which does not end.
+fn ends_when_it_is_interrupted(fabric: Fabric) {
+    let folder = folder();
+    let (over, is_over) = channel::<()>();
+    let other = {
+        let options = options(1, fabric, folder.clone());
+        thread::spawn(move || {
+            let mut session = Session::join(&options, &Elastic::between(1, 2)).expect("joins");
+            session.next().expect("a step begins");
+            // Ends when the other end is dropped.
+            let _ = is_over.recv();
+            session.commit(Ok(())).expect("goes on alone");
+            session.step()
+        })
+    };
+    let mut session =
+        Session::join(&options(0, fabric, folder.clone()), &Elastic::between(1, 2)).expect("joins");
+    session.next().expect("a step begins");
+    session.interrupted_by(|| true);
+    assert!(matches!(session.commit(Ok(())), Err(SessionError::Interrupted)));
+    assert!(matches!(session.next(), Err(SessionError::Interrupted)), "it is over");
+    drop(session);
+    drop(over);
+    assert_eq!(other.join().expect("ends well"), 0, "nobody has heard that both are ready");
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
+#[test]
+fn a_call_that_waits_ends_when_it_is_interrupted() {
+    ends_when_it_is_interrupted(Fabric::Tcp);
+    ends_when_it_is_interrupted(Fabric::Shm);
+}
+
 #[test]
 fn options_that_sessions_do_not_take_are_refused() {
     let elastic = Elastic::between(1, 2);
