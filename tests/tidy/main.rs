@@ -48,6 +48,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/tests/sim/ranks.rs", "breaks the device contract"),
     ("transport/src/tcp/mod.rs", "promises the device contract"),
     ("transport/src/tcp/memory.rs", "sockets that read and write registered memory"),
+    ("transport/src/tls/kernel.rs", "sockets whose records the kernel opens"),
     ("transport/tests/conformance/shm.rs", "promises the device contract"),
     ("transport/tests/conformance/sim.rs", "breaks the device contract"),
     ("collectives/src/compute", "kernels over raw memory"),

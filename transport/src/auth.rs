@@ -130,8 +130,12 @@ impl Secret {
         Self { tls: Some(tls), ..self }
     }
 
-    /// The protection of connections over TCP.
-    pub(crate) fn tls(&self) -> Result<Tls, TlsError> {
+    /// The protection of connections over TCP: as given, or as the environment says.
+    ///
+    /// # Errors
+    ///
+    /// See [`TlsError`].
+    pub fn tls(&self) -> Result<Tls, TlsError> {
         self.tls.clone().map_or_else(Tls::from_env, Ok)
     }
 

@@ -3,18 +3,21 @@
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_transport::device::{Protection, ProtocolViolation, TlsFault};
-use pleach_transport::tcp::{SPLIT_BYTES_MIN, TcpDevice};
+use pleach_transport::tcp::{SPLIT_BYTES_MIN, TcpDevice, interface_addresses};
 use pleach_transport::tls::{CertificateFiles, Tls, TlsMode};
 use pleach_transport::{
     Address, Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Rank, Region, Responder, Secret,
     Signal, Source, Transfer, TransferId, Urgency, clock,
 };
+
+#[path = "../../tests/skipped/mod.rs"]
+mod skipped;
 
 /// Longest wait for what must come: generous, as machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -42,18 +45,23 @@ struct End {
 
 impl End {
     fn new(rank: Rank, tls: Tls, connect_timeout: Duration) -> Self {
+        Self::of(rank, 2, tls, connect_timeout, None)
+    }
+
+    /// One of so many ranks; listens at this address, or on loopback.
+    fn of(rank: Rank, world_size: u32, tls: Tls, connect_timeout: Duration, address: Option<IpAddr>) -> Self {
         let inbox = Arc::new(Inbox::default());
         let config = DeviceConfig {
             rank,
-            world_size: 2,
+            world_size,
             secret: Some(Secret::new(b"sixteen bytes or more").with_tls(tls)),
             signal_slots: 4,
             connect_timeout,
             interface: None,
-            address: None,
+            address,
             responder: Arc::clone(&inbox) as _,
         };
-        Self { device: TcpDevice::new(config).expect("listening on loopback"), inbox, log: Vec::new() }
+        Self { device: TcpDevice::new(config).expect("it listens"), inbox, log: Vec::new() }
     }
 
     fn address(&self) -> SocketAddr {
@@ -80,11 +88,12 @@ impl End {
     }
 }
 
-/// Polls both until something holds.
-fn until(ends: &mut [End; 2], what: &str, mut holds: impl FnMut(&mut [End; 2]) -> bool) {
+/// Polls all until something holds.
+fn until<const N: usize>(ends: &mut [End; N], what: &str, mut holds: impl FnMut(&mut [End; N]) -> bool) {
     let deadline = clock::now() + PATIENCE;
     while !holds(ends) {
-        assert!(clock::now() < deadline, "{what} did not come: {:?} {:?}", ends[0].log, ends[1].log);
+        let logs = || ends.iter().map(|end| &end.log).collect::<Vec<_>>();
+        assert!(clock::now() < deadline, "{what} did not come: {:?}", logs());
         ends.iter_mut().for_each(End::pump);
         std::thread::yield_now();
     }
@@ -123,8 +132,9 @@ struct Between {
 }
 
 impl Between {
+    /// Takes connections at the same address as the listener, at another port.
     fn new(listener: SocketAddr) -> Self {
-        let own = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let own = TcpListener::bind((listener.ip(), 0)).expect("a port");
         let address = own.local_addr().expect("bound");
         let seen = Arc::new(Mutex::new(Seen::default()));
         let kept = Arc::clone(&seen);
@@ -197,8 +207,14 @@ fn carry(mut from: TcpStream, mut to: TcpStream, role: Option<u8>, seen: &Mutex<
 /// Rank 1 dials rank 0, through somebody in between.
 fn through(tls: [Tls; 2], connect_timeout: Duration) -> ([End; 2], Between) {
     let [low, high] = tls;
-    let mut ends = [End::new(0, low, connect_timeout), End::new(1, high, connect_timeout)];
-    let between = Between::new(ends[0].address());
+    let ends = [End::new(0, low, connect_timeout), End::new(1, high, connect_timeout)];
+    let listener = ends[0].address();
+    dialed(ends, listener)
+}
+
+/// Rank 1 dials rank 0 at this address, through somebody in between.
+fn dialed(mut ends: [End; 2], listener: SocketAddr) -> ([End; 2], Between) {
+    let between = Between::new(listener);
     ends[1].device.connect(0, &between.device_address()).expect("starts");
     let address = ends[1].device.info().address.clone();
     ends[0].device.connect(1, &address).expect("starts");
@@ -207,10 +223,14 @@ fn through(tls: [Tls; 2], connect_timeout: Duration) -> ([End; 2], Between) {
 
 fn connected(tls: [Tls; 2]) -> ([End; 2], Between) {
     let (mut ends, between) = through(tls, PATIENCE);
-    until(&mut ends, "the connection", |[low, high]| {
+    await_connection(&mut ends);
+    (ends, between)
+}
+
+fn await_connection(ends: &mut [End; 2]) {
+    until(ends, "the connection", |[low, high]| {
         low.log.contains(&Event::Connected { peer: 1 }) && high.log.contains(&Event::Connected { peer: 0 })
     });
-    (ends, between)
 }
 
 fn repeated(len: usize) -> Vec<u8> {
@@ -351,9 +371,65 @@ fn ranks_with_certificates_of_one_authority_connect_and_others_are_named() {
     for (bad, at_other, at_own) in [
         (certified("expired", "authority"), TlsFault::Expired, TlsFault::OwnExpired),
         (certified("foreign", "authority"), TlsFault::Foreign, TlsFault::OwnRefused),
+        // Of another authority, also where a chain leads there.
+        (certified("chained", "authority"), TlsFault::Foreign, TlsFault::OwnRefused),
     ] {
         assert_eq!(losses([rank(), bad.clone()]), [fault(at_other), fault(at_own)]);
         assert_eq!(losses([bad, rank()]), [fault(at_own), fault(at_other)]);
+    }
+}
+
+/// A device may listen on all addresses of its host; which one a peer takes says whether both want
+/// TLS.
+#[test]
+fn a_listener_on_all_addresses_speaks_tls_with_whoever_comes_by_one_of_the_network() {
+    let all = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let addresses = interface_addresses().expect("the kernel lists them").into_iter();
+    let network = addresses.map(|(_, ip)| ip).find(|ip| ip.is_ipv4() && !ip.is_loopback());
+    if network.is_none() {
+        skipped::skip_part("no address but loopback here");
+    }
+    for (ip, is_seen) in [(Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), true), (network, false)] {
+        let Some(ip) = ip else { continue };
+        let end = |rank, address| End::of(rank, 2, mode(TlsMode::Auto), PATIENCE, address);
+        let ends = [end(0, Some(all)), end(1, None)];
+        let listener = SocketAddr::new(ip, ends[0].address().port());
+        let (mut ends, between) = dialed(ends, listener);
+        await_connection(&mut ends);
+        exchange(&mut ends);
+        assert_eq!(between.has_seen_payload(), is_seen, "{ip}");
+    }
+}
+
+/// Each rank has one key or certificate for all its peers, and each connection keys of its own.
+#[test]
+fn six_ranks_with_certificates_of_a_chain_and_six_with_fresh_keys_connect_all_pairs() {
+    const RANKS: usize = 6;
+    for tls in [|| certified("chained", "root"), on] {
+        let mut ends: [End; RANKS] =
+            std::array::from_fn(|rank| End::of(rank as Rank, RANKS as u32, tls(), PATIENCE, None));
+        let addresses = ends.each_ref().map(|end| end.device.info().address.clone());
+        for (rank, end) in ends.iter_mut().enumerate() {
+            for peer in (0..RANKS).filter(|peer| *peer != rank) {
+                end.device.connect(peer as Rank, &addresses[peer]).expect("starts");
+            }
+        }
+        let connected = |end: &End| {
+            let is_one = |event: &&Event| matches!(event, Event::Connected { .. });
+            end.log.iter().filter(is_one).count()
+        };
+        until(&mut ends, "all connections", |ends| ends.iter().all(|end| connected(end) == RANKS - 1));
+        for rank in 0..RANKS {
+            let (src, bytes) = (ends[rank].region(&repeated(4096)), repeated(4096));
+            for peer in (0..RANKS).filter(|peer| *peer != rank) {
+                let dst = ends[peer].region(&[0; 4096]);
+                ends[rank].device.submit(peer as Rank, put(&src, &dst), TransferId(1)).expect("room");
+                let slots = ends[peer].device.signal_slots(rank as Rank);
+                until(&mut ends, "a put", |_| slots.count(0) == 1);
+                assert!(dst.whole().to_vec() == bytes, "from {rank} to {peer}");
+            }
+        }
+        assert!(ends.iter().all(|end| end.loss().is_none()));
     }
 }
 

@@ -3,8 +3,9 @@
 //! data straight into its slice.
 //!
 //! A connection that speaks TLS copies once on each side: frames and data from their places to the
-//! place where they are sealed, and from the place where they are opened to theirs. A connection in
-//! clear asks once a call whether it is one.
+//! place where they are sealed, and from the place where they are opened to theirs. Where the
+//! kernel opens records, it does so into the places of the data, as from a connection in clear. A
+//! connection in clear asks once a call whether it is one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +22,7 @@ use crate::control::ProtectedSocket;
 use crate::device::{ProtocolViolation, TransferId};
 use crate::region::Slice;
 use crate::signals::Inline;
-use crate::tls::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsReader, TlsWriter};
+use crate::tls::{KernelReader, PLAIN_BYTES_MAX, RECORDS_AT_ONCE, ReadFailure, TlsReader, TlsWriter};
 
 /// Receive buffer of a connection, in bytes: large enough for many small frames a call, small
 /// enough that few bytes of a large frame are copied twice.
@@ -320,8 +321,10 @@ pub(super) enum Received {
 /// The receiving end of a connection.
 pub(super) struct InConnection<T> {
     socket: Socket,
-    /// Present if the connection speaks TLS.
+    /// Present if the connection speaks TLS, and the kernel does not open its records.
     reader: Option<Box<TlsReader>>,
+    /// Present if the kernel does.
+    kernel: Option<KernelReader>,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -334,9 +337,15 @@ pub(super) struct InConnection<T> {
 impl<T> InConnection<T> {
     pub(super) fn new(connection: ProtectedSocket) -> Self {
         let (socket, _, reader) = connection.split();
+        let (reader, kernel) = match reader.map(|reader| KernelReader::take_over(socket.as_fd(), reader)) {
+            None => (None, None),
+            Some(Ok(kernel)) => (None, Some(kernel)),
+            Some(Err(reader)) => (Some(reader), None),
+        };
         Self {
             socket: Socket::new(socket),
             reader,
+            kernel,
             buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -448,11 +457,21 @@ impl<T> InConnection<T> {
             Ok(0) => Ok(Received::Closed),
             Ok(count) => {
                 self.spent += count;
+                if let Some(kernel) = &mut self.kernel {
+                    kernel.has_received();
+                }
                 Ok(if count < asked { Received::Drained } else { Received::More })
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Received::Drained),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Received::More),
-            Err(error) => Err(error),
+            Err(error) => {
+                let Some(kernel) = &mut self.kernel else { return Err(error) };
+                match kernel.failed(self.socket.as_fd(), error) {
+                    Ok(()) => Ok(Received::More),
+                    Err(ReadFailure::Fault(fault)) => Ok(Received::Violated(fault.into())),
+                    Err(ReadFailure::System(error)) => Err(error),
+                }
+            }
         }
     }
 
@@ -507,8 +526,9 @@ impl<T> InConnection<T> {
         };
         reader.take(count);
         self.spent += count;
-        // Other records may be whole, of which the socket tells nothing.
-        Ok(Received::More)
+        // Other records may be whole, of which the socket tells nothing. Without them a short
+        // message costs one call, as in clear.
+        Ok(if is_drained && !reader.has_whole() { Received::Drained } else { Received::More })
     }
 }
 

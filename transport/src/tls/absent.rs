@@ -1,9 +1,14 @@
-//! A build without the feature `tls`: no end ever has keys, so no value of these types exists.
+//! A build without the feature `tls`: no end ever has keys, so no value of these types exists. They
+//! are documented where they are.
+#![allow(missing_docs)]
 
-use super::{CertificateFiles, Session, TlsError, TlsFault};
+use std::io;
+use std::os::fd::BorrowedFd;
 
-pub(crate) const PLAIN_BYTES_MAX: usize = 16 << 10;
-pub(crate) const RECORDS_AT_ONCE: usize = 1;
+use super::{CertificateFiles, ReadFailure, Session, TlsError, TlsFault};
+
+pub const PLAIN_BYTES_MAX: usize = 16 << 10;
+pub const RECORDS_AT_ONCE: usize = 1;
 
 enum Never {}
 
@@ -15,7 +20,7 @@ impl Ends {
     }
 }
 
-pub(crate) struct TlsHandshake(Never);
+pub struct TlsHandshake(Never);
 
 impl TlsHandshake {
     pub(crate) fn dial(ends: &Ends) -> Result<Self, TlsFault> {
@@ -26,71 +31,87 @@ impl TlsHandshake {
         match ends.0 {}
     }
 
-    pub(crate) fn take_outgoing(&mut self) -> Vec<u8> {
+    pub fn take_outgoing(&mut self) -> Vec<u8> {
         match self.0 {}
     }
 
-    pub(crate) fn room(&mut self) -> &mut [u8] {
+    pub fn room(&mut self) -> &mut [u8] {
         match self.0 {}
     }
 
-    pub(crate) fn received(&mut self, _count: usize) -> Result<bool, TlsFault> {
+    pub fn received(&mut self, _count: usize) -> Result<bool, TlsFault> {
         match self.0 {}
     }
 
-    pub(crate) fn finish(self) -> Result<Session, TlsFault> {
+    pub fn finish(self) -> Result<Session, TlsFault> {
         match self.0 {}
     }
 }
 
-pub(crate) struct TlsWriter(Never);
+pub struct TlsWriter(Never);
 
 impl TlsWriter {
-    pub(crate) fn seal(&mut self, _bytes: &[u8]) {
+    pub fn seal(&mut self, _bytes: &[u8]) {
         match self.0 {}
     }
 
-    pub(crate) fn seal_record(&mut self, _len: usize, _write: impl FnOnce(&mut [u8])) {
+    pub fn seal_record(&mut self, _len: usize, _write: impl FnOnce(&mut [u8])) {
         match self.0 {}
     }
 
-    pub(crate) fn waiting(&self) -> &[u8] {
+    pub fn waiting(&self) -> &[u8] {
         match self.0 {}
     }
 
-    pub(crate) fn sent(&mut self, _count: usize) {
+    pub fn sent(&mut self, _count: usize) {
         match self.0 {}
     }
 
-    pub(crate) fn take_waiting(&mut self) -> Vec<u8> {
+    pub fn take_waiting(&mut self) -> Vec<u8> {
         match self.0 {}
     }
 }
 
-pub(crate) struct TlsReader(Never);
+pub struct TlsReader(Never);
 
 impl TlsReader {
-    pub(crate) fn room(&mut self, _records: usize) -> &mut [u8] {
+    pub fn room(&mut self, _records: usize) -> &mut [u8] {
         match self.0 {}
     }
 
-    pub(crate) fn room_of_record(&mut self) -> &mut [u8] {
+    pub fn room_of_record(&mut self) -> &mut [u8] {
         match self.0 {}
     }
 
-    pub(crate) fn received(&mut self, _count: usize) {
+    pub fn received(&mut self, _count: usize) {
         match self.0 {}
     }
 
-    pub(crate) fn plain(&mut self) -> Result<&[u8], TlsFault> {
+    pub fn plain(&mut self) -> Result<&[u8], TlsFault> {
         match self.0 {}
     }
 
-    pub(crate) fn has_whole(&self) -> bool {
+    pub fn has_whole(&self) -> bool {
         match self.0 {}
     }
 
-    pub(crate) fn take(&mut self, _count: usize) {
+    pub fn take(&mut self, _count: usize) {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct KernelReader(Never);
+
+impl KernelReader {
+    pub(crate) fn take_over(_socket: BorrowedFd<'_>, reader: Box<TlsReader>) -> Result<Self, Box<TlsReader>> {
+        match reader.0 {}
+    }
+
+    pub(crate) fn has_received(&mut self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn failed(&mut self, _socket: BorrowedFd<'_>, _error: io::Error) -> Result<(), ReadFailure> {
         match self.0 {}
     }
 }

@@ -46,7 +46,7 @@ enum End {
 }
 
 /// One end of a handshake.
-pub(crate) struct TlsHandshake {
+pub struct TlsHandshake {
     end: End,
     /// The key that the listener shows, at the listener.
     own_identity: [u8; 32],
@@ -86,12 +86,13 @@ impl TlsHandshake {
     }
 
     /// The bytes to send since the last call.
-    pub(crate) fn take_outgoing(&mut self) -> Vec<u8> {
+    #[must_use]
+    pub fn take_outgoing(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.outgoing)
     }
 
     /// The buffer to receive into, no longer than the record that is coming.
-    pub(crate) fn room(&mut self) -> &mut [u8] {
+    pub fn room(&mut self) -> &mut [u8] {
         let end = self.record_end();
         self.incoming.resize(end, 0);
         &mut self.incoming[self.filled..]
@@ -110,7 +111,11 @@ impl TlsHandshake {
 
     /// Handles `count` bytes that were received into the room; whether the handshake is done. Also
     /// after an error there may be bytes to send, which tell the other end.
-    pub(crate) fn received(&mut self, count: usize) -> Result<bool, TlsFault> {
+    ///
+    /// # Errors
+    ///
+    /// When the other end is not as it should be.
+    pub fn received(&mut self, count: usize) -> Result<bool, TlsFault> {
         self.filled += count;
         self.received += count;
         if self.received > HANDSHAKE_BYTES_MAX {
@@ -156,7 +161,11 @@ impl TlsHandshake {
     }
 
     /// The keys, after the handshake.
-    pub(crate) fn finish(self) -> Result<Session, TlsFault> {
+    ///
+    /// # Errors
+    ///
+    /// When there are none, which cannot be after a handshake of TLS 1.3.
+    pub fn finish(self) -> Result<Session, TlsFault> {
         let failed = TlsFault::Handshake;
         let (binding, secrets, schedule) = match self.end {
             End::Client(end) => {

@@ -5,6 +5,7 @@
 //! | [`Tls`] | whether an end asks for TLS, and with which keys |
 //! | [`TlsHandshake`] | a handshake, by rustls: bytes in, bytes out |
 //! | [`TlsWriter`], [`TlsReader`] | what follows, one direction each, so that two threads share no lock |
+//! | `KernelReader` | a direction whose records the kernel opens |
 //!
 //! A connection begins in clear with the hellos of its protocol. Each says how its end wants the
 //! connection protected, and both must want the same. TLS follows, and in it the proof of the
@@ -27,6 +28,9 @@ mod ends;
 #[cfg(feature = "tls")]
 mod handshake;
 #[cfg(feature = "tls")]
+#[allow(unsafe_code)]
+mod kernel;
+#[cfg(feature = "tls")]
 mod record;
 #[cfg(all(test, feature = "tls"))]
 mod tests;
@@ -34,13 +38,17 @@ mod tests;
 #[cfg(not(feature = "tls"))]
 use self::absent::Ends;
 #[cfg(not(feature = "tls"))]
-pub(crate) use self::absent::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsHandshake, TlsReader, TlsWriter};
+pub(crate) use self::absent::KernelReader;
+#[cfg(not(feature = "tls"))]
+pub use self::absent::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsHandshake, TlsReader, TlsWriter};
 #[cfg(feature = "tls")]
 use self::ends::Ends;
 #[cfg(feature = "tls")]
-pub(crate) use self::handshake::TlsHandshake;
+pub use self::handshake::TlsHandshake;
 #[cfg(feature = "tls")]
-pub(crate) use self::record::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsReader, TlsWriter};
+pub(crate) use self::kernel::KernelReader;
+#[cfg(feature = "tls")]
+pub use self::record::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsReader, TlsWriter};
 
 /// When TCP connections speak TLS: `PLEACH_TLS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,11 +138,29 @@ pub enum TlsFault {
         "somebody has changed, left out or repeated bytes on the way from it; look who is between the two hosts"
     )]
     Tampered,
+    /// It sends records that hold nothing, or keys without end.
+    #[error("it sends records without data; run one version on all ranks, and look what program it is")]
+    NoData,
     /// The handshake failed: another version, another protocol, or bytes that were changed.
     #[error(
         "the TLS handshake with it failed; run one version on all ranks, and look who is between the two hosts"
     )]
     Handshake,
+}
+
+/// Why nothing more is received from a connection whose records the kernel opens.
+#[derive(Debug)]
+pub(crate) enum ReadFailure {
+    /// The other end is at fault, or somebody in between.
+    Fault(TlsFault),
+    /// An error of the socket.
+    System(std::io::Error),
+}
+
+impl From<TlsFault> for ReadFailure {
+    fn from(fault: TlsFault) -> Self {
+        Self::Fault(fault)
+    }
 }
 
 /// The files of a user's own certificates, in PEM.
@@ -198,29 +224,34 @@ pub enum TlsError {
     },
 }
 
-/// The keys of a connection, and whose they are.
-pub(crate) struct Session {
+/// The keys of a connection, and whose they are. For the protocols of this workspace: see the
+/// module for what a protocol adds to TLS.
+pub struct Session {
     writer: TlsWriter,
     reader: TlsReader,
     binding: [u8; 32],
 }
 
 impl Session {
-    pub(crate) fn writer(&mut self) -> &mut TlsWriter {
+    /// What seals.
+    pub fn writer(&mut self) -> &mut TlsWriter {
         &mut self.writer
     }
 
-    pub(crate) fn reader(&mut self) -> &mut TlsReader {
+    /// What opens.
+    pub fn reader(&mut self) -> &mut TlsReader {
         &mut self.reader
     }
 
     /// The listener's key: a proof that covers it holds on this connection alone.
-    pub(crate) fn binding(&self) -> &[u8; 32] {
+    #[must_use]
+    pub fn binding(&self) -> &[u8; 32] {
         &self.binding
     }
 
     /// The two directions, each for a thread of its own.
-    pub(crate) fn split(self) -> (TlsWriter, TlsReader) {
+    #[must_use]
+    pub fn split(self) -> (TlsWriter, TlsReader) {
         (self.writer, self.reader)
     }
 }
@@ -232,6 +263,12 @@ pub struct Tls {
     has_certificates: bool,
     /// `None` where TLS is never used.
     ends: Option<Arc<Ends>>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Session(..)")
+    }
 }
 
 impl fmt::Debug for Tls {
@@ -280,6 +317,12 @@ impl Tls {
         Self::new(mode.unwrap_or(named), certificates.as_ref())
     }
 
+    /// Whether the ends show certificates.
+    #[must_use]
+    pub fn has_certificates(&self) -> bool {
+        self.has_certificates
+    }
+
     /// When it is used.
     #[must_use]
     pub fn mode(&self) -> TlsMode {
@@ -312,12 +355,20 @@ impl Tls {
     }
 
     /// The dialer's end of a handshake.
-    pub(crate) fn dial(&self) -> Result<TlsHandshake, TlsFault> {
+    ///
+    /// # Errors
+    ///
+    /// [`TlsFault::Handshake`] where TLS is never used, or the library fails.
+    pub fn dial(&self) -> Result<TlsHandshake, TlsFault> {
         TlsHandshake::dial(self.ends()?)
     }
 
     /// The listener's end of a handshake.
-    pub(crate) fn listen(&self) -> Result<TlsHandshake, TlsFault> {
+    ///
+    /// # Errors
+    ///
+    /// As of [`Tls::dial`].
+    pub fn listen(&self) -> Result<TlsHandshake, TlsFault> {
         TlsHandshake::listen(self.ends()?)
     }
 

@@ -6,7 +6,9 @@
 //!
 //! **Invariants:** a nonce is used once: [`RecordKey::nonce`] is the one place that makes nonces,
 //! and no number of a key comes twice. Bytes are given out only after their record was verified,
-//! in the order in which they were sealed, none left out.
+//! in the order in which they were sealed, none left out. Each record that is taken gives bytes,
+//! but for one that changes the key behind a record that gave some. So whoever reads as long as
+//! bytes come cannot be held by records without data.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -16,10 +18,11 @@ use rustls::ConnectionTrafficSecrets;
 
 use super::TlsFault;
 use super::handshake::KeySchedule;
+use super::kernel::KernelKey;
 use crate::mutex::lock;
 
 /// Longest plain text of a record, in bytes.
-pub(crate) const PLAIN_BYTES_MAX: usize = 16 << 10;
+pub const PLAIN_BYTES_MAX: usize = 16 << 10;
 
 /// What a record adds to its plain text, in bytes: header, type and tag.
 pub(crate) const RECORD_OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
@@ -35,28 +38,32 @@ const TAG_BYTES: usize = 16;
 /// The version that records name, which TLS 1.3 takes over from TLS 1.2.
 const VERSION: [u8; 2] = [3, 3];
 
-const ALERT: u8 = 21;
-const HANDSHAKE: u8 = 22;
+pub(crate) const ALERT: u8 = 21;
+pub(crate) const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 
 /// The message that ends the use of a key, and asks for none in return.
-const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
+pub(crate) const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
 /// Records under one key; AES-GCM allows about 2²⁴ of them (RFC 8446, section 5.5).
 const RECORDS_A_KEY: u64 = 1 << 23;
 
 /// Records that a connection for data seals or receives at once.
-pub(crate) const RECORDS_AT_ONCE: usize = 4;
+pub const RECORDS_AT_ONCE: usize = 4;
 
 /// The key of one direction, and the number of its next record.
 struct RecordKey {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
     next: u64,
+    /// The same for the kernel, if it has the cipher.
+    kernel: Option<KernelKey>,
 }
 
 impl RecordKey {
-    fn new((next, secrets): &(u64, ConnectionTrafficSecrets)) -> Option<Self> {
+    fn new(secrets: &(u64, ConnectionTrafficSecrets)) -> Option<Self> {
+        let kernel = KernelKey::new(secrets);
+        let (next, secrets) = secrets;
         let (algorithm, key, iv) = match secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&aead::AES_128_GCM, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&aead::AES_256_GCM, key, iv),
@@ -64,7 +71,7 @@ impl RecordKey {
             _ => return None,
         };
         let key = LessSafeKey::new(UnboundKey::new(algorithm, key.as_ref()).ok()?);
-        Some(Self { key, iv: iv.as_ref().try_into().ok()?, next: *next })
+        Some(Self { key, iv: iv.as_ref().try_into().ok()?, next: *next, kernel })
     }
 
     fn nonce(&mut self) -> Nonce {
@@ -78,7 +85,7 @@ impl RecordKey {
 }
 
 /// Seals what one end sends.
-pub(crate) struct TlsWriter {
+pub struct TlsWriter {
     key: RecordKey,
     schedule: Arc<Mutex<KeySchedule>>,
     records_a_key: u64,
@@ -97,7 +104,7 @@ impl TlsWriter {
     }
 
     /// Seals bytes behind those that wait.
-    pub(crate) fn seal(&mut self, bytes: &[u8]) {
+    pub fn seal(&mut self, bytes: &[u8]) {
         for piece in bytes.chunks(PLAIN_BYTES_MAX) {
             self.seal_record(piece.len(), |room| room.copy_from_slice(piece));
         }
@@ -108,7 +115,7 @@ impl TlsWriter {
     /// # Panics
     ///
     /// When `len` is above [`PLAIN_BYTES_MAX`].
-    pub(crate) fn seal_record(&mut self, len: usize, write: impl FnOnce(&mut [u8])) {
+    pub fn seal_record(&mut self, len: usize, write: impl FnOnce(&mut [u8])) {
         assert!(len <= PLAIN_BYTES_MAX, "{len} bytes in a record");
         if self.key.next >= self.records_a_key {
             self.record(HANDSHAKE, KEY_UPDATE.len(), |room| room.copy_from_slice(&KEY_UPDATE));
@@ -138,12 +145,13 @@ impl TlsWriter {
     }
 
     /// The sealed bytes that were not sent.
-    pub(crate) fn waiting(&self) -> &[u8] {
+    #[must_use]
+    pub fn waiting(&self) -> &[u8] {
         &self.buffer[self.waiting.clone()]
     }
 
     /// `count` bytes of those that waited were sent.
-    pub(crate) fn sent(&mut self, count: usize) {
+    pub fn sent(&mut self, count: usize) {
         self.waiting.start += count;
         if self.waiting.is_empty() {
             self.waiting = 0..0;
@@ -151,7 +159,8 @@ impl TlsWriter {
     }
 
     /// All sealed bytes that wait, which the caller sends.
-    pub(crate) fn take_waiting(&mut self) -> Vec<u8> {
+    #[must_use]
+    pub fn take_waiting(&mut self) -> Vec<u8> {
         let bytes = self.waiting().to_vec();
         self.sent(bytes.len());
         bytes
@@ -165,7 +174,7 @@ impl TlsWriter {
 }
 
 /// Opens what the other end sends.
-pub(crate) struct TlsReader {
+pub struct TlsReader {
     key: RecordKey,
     schedule: Arc<Mutex<KeySchedule>>,
     buffer: Vec<u8>,
@@ -173,6 +182,8 @@ pub(crate) struct TlsReader {
     sealed: Range<usize>,
     /// The opened bytes that were not taken; before the sealed ones.
     plain: Range<usize>,
+    /// The key has opened data, so another one may follow it.
+    may_change_key: bool,
 }
 
 impl TlsReader {
@@ -180,13 +191,21 @@ impl TlsReader {
         secrets: &(u64, ConnectionTrafficSecrets),
         schedule: Arc<Mutex<KeySchedule>>,
     ) -> Option<Self> {
-        let buffer = Vec::new();
-        Some(Self { key: RecordKey::new(secrets)?, schedule, buffer, sealed: 0..0, plain: 0..0 })
+        let (key, buffer) = (RecordKey::new(secrets)?, Vec::new());
+        Some(Self { key, schedule, buffer, sealed: 0..0, plain: 0..0, may_change_key: false })
+    }
+
+    /// The key with the number of the next record, and its successors, where all that was received
+    /// was taken.
+    pub(crate) fn to_kernel(&self) -> Option<(KernelKey, Arc<Mutex<KeySchedule>>)> {
+        let key = self.key.kernel?.numbered(self.key.next);
+        let is_between_records = self.sealed.is_empty() && self.plain.is_empty();
+        is_between_records.then(|| (key, Arc::clone(&self.schedule)))
     }
 
     /// Room for received bytes, at least for the rest of a record. Called when all opened bytes
     /// were taken and no whole record is left.
-    pub(crate) fn room(&mut self, records: usize) -> &mut [u8] {
+    pub fn room(&mut self, records: usize) -> &mut [u8] {
         let bytes = records * (HEADER_BYTES + SEALED_BYTES_MAX);
         if self.buffer.len() < bytes {
             self.buffer.resize(bytes, 0);
@@ -200,7 +219,7 @@ impl TlsReader {
 
     /// As [`TlsReader::room`], but no longer than the record that is coming: what follows stays
     /// in the socket.
-    pub(crate) fn room_of_record(&mut self) -> &mut [u8] {
+    pub fn room_of_record(&mut self) -> &mut [u8] {
         let _ = self.room(1);
         let have = self.sealed.len();
         let wanted = match self.buffer[self.sealed.clone()].first_chunk() {
@@ -212,7 +231,7 @@ impl TlsReader {
     }
 
     /// `count` bytes were received into the room.
-    pub(crate) fn received(&mut self, count: usize) {
+    pub fn received(&mut self, count: usize) {
         self.sealed.end += count;
     }
 
@@ -221,18 +240,19 @@ impl TlsReader {
     /// # Errors
     ///
     /// When a record is not what the other end has sealed.
-    pub(crate) fn plain(&mut self) -> Result<&[u8], TlsFault> {
+    pub fn plain(&mut self) -> Result<&[u8], TlsFault> {
         while self.plain.is_empty() && self.open_next()? {}
         Ok(&self.buffer[self.plain.clone()])
     }
 
     /// `count` of the opened bytes were taken.
-    pub(crate) fn take(&mut self, count: usize) {
+    pub fn take(&mut self, count: usize) {
         self.plain.start += count;
     }
 
     /// Whether opened bytes or a whole record wait here.
-    pub(crate) fn has_whole(&self) -> bool {
+    #[must_use]
+    pub fn has_whole(&self) -> bool {
         let sealed = &self.buffer[self.sealed.clone()];
         let is_whole = |header| sealed.len() >= HEADER_BYTES + length(header).min(SEALED_BYTES_MAX);
         !self.plain.is_empty() || sealed.first_chunk().is_some_and(is_whole)
@@ -251,18 +271,24 @@ impl TlsReader {
         let Some(record) = sealed.get_mut(HEADER_BYTES..HEADER_BYTES + len) else { return Ok(false) };
         let nonce = self.key.nonce();
         let opened = self.key.key.open_in_place(nonce, Aad::from(header), record).map_err(|_| tampered)?;
-        // Behind the type there may be zeros, which hide the length; this end sends none.
+        // Behind the type there may be zeros, which hide the length; no end here sends any.
         let len_plain = opened.iter().rposition(|&byte| byte != 0).ok_or(tampered)?;
         let (plain, kind) = (&opened[..len_plain], opened[len_plain]);
         if len_plain > PLAIN_BYTES_MAX {
             return Err(tampered);
         }
         match kind {
+            // No end here seals such a record.
+            APPLICATION_DATA if plain.is_empty() => return Err(TlsFault::NoData),
             APPLICATION_DATA => {
                 let from = start + HEADER_BYTES;
                 self.plain = from..from + len_plain;
+                self.may_change_key = true;
             }
             HANDSHAKE if plain == KEY_UPDATE => {
+                if !std::mem::take(&mut self.may_change_key) {
+                    return Err(TlsFault::NoData);
+                }
                 let secrets = lock(&self.schedule).next_to_receive();
                 self.key = secrets.as_ref().and_then(RecordKey::new).ok_or(tampered)?;
             }

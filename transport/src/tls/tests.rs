@@ -52,7 +52,7 @@ fn shake(dialer: &Tls, listener: &Tls) -> ([Result<Session, TlsFault>; 2], Vec<u
     ([end(seen, low), end(answered, high)], alert)
 }
 
-fn sessions() -> [Session; 2] {
+pub(crate) fn sessions() -> [Session; 2] {
     let (ends, _) = shake(&fresh(), &fresh());
     ends.map(|end| end.expect("both are as they should be"))
 }
@@ -128,6 +128,32 @@ fn records_that_were_changed_left_out_repeated_or_moved_are_found_out() {
     let [mut low, _] = sessions();
     let sealed = seal(&mut low, b"own");
     assert_eq!(open(low.reader(), &sealed), tampered, "an end does not take its own records");
+}
+
+/// Whoever reads as long as bytes come reads nothing without end.
+#[test]
+fn records_that_give_nothing_end_the_connection() {
+    let no_data = Err(TlsFault::NoData);
+    let [mut low, mut high] = sessions();
+    low.writer().seal(b"first");
+    low.writer().seal_record(0, |_| {});
+    let sealed = low.writer().take_waiting();
+    let (first, empty) = sealed.split_at(b"first".len() + RECORD_OVERHEAD_BYTES);
+    assert_eq!(empty.len(), RECORD_OVERHEAD_BYTES);
+    assert_eq!(open(high.reader(), first), Ok(b"first".to_vec()));
+    assert_eq!(open(high.reader(), empty), no_data);
+    // A key that has opened nothing is not changed.
+    let [mut low, mut high] = sessions();
+    low.writer().set_records_a_key(0);
+    low.writer().seal(b"first");
+    assert_eq!(open(high.reader(), &low.writer().take_waiting()), no_data);
+    // With each record it may be, as then something comes with each.
+    let [mut low, mut high] = sessions();
+    low.writer().seal(b"one ");
+    low.writer().set_records_a_key(0);
+    low.writer().seal(b"two ");
+    low.writer().seal(b"three");
+    assert_eq!(open(high.reader(), &low.writer().take_waiting()), Ok(b"one two three".to_vec()));
 }
 
 #[test]
