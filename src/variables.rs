@@ -67,7 +67,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "PLEACH_TLS",
         "between addresses that are not loopback",
-        "when connections over TCP speak TLS 1.3: `off`, `on` (also on loopback), or `require` (as `on`, and RDMA between hosts is refused); the same on all ranks. Links of the tensor exchange have none",
+        "when connections over TCP speak TLS 1.3: `off`, `on` (also on loopback), or `require` (as `on`, and RDMA between hosts is refused); the same on all ranks, and at both ends of a link of the tensor exchange",
     ),
     variable(
         "PLEACH_TLS_CERT",
@@ -79,6 +79,11 @@ pub const VARIABLES: &[Variable] = &[
         "PLEACH_TLS_CA",
         "none",
         "a file in PEM with the authorities that may have signed the certificates of ranks",
+    ),
+    variable(
+        "PLEACH_TLS_KERNEL",
+        "where the kernel can",
+        "`off`: records of data are opened in user space, also where the kernel would open them into their places",
     ),
     variable(
         "PLEACH_JOIN_TIMEOUT",

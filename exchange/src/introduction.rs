@@ -15,6 +15,7 @@ use std::ops::RangeInclusive;
 
 use pleach_transport::Address;
 use pleach_transport::auth::TAG_BYTES;
+use pleach_transport::device::Protection;
 use pleach_vocabulary::Fabric;
 
 /// Longest introduction, in bytes.
@@ -52,6 +53,8 @@ pub struct Introduction {
     pub address: Address,
     /// Random bytes, which the other end answers on the link.
     pub challenge: [u8; TAG_BYTES],
+    /// How this end protects the link. In clear where it is not said.
+    pub protection: Protection,
 }
 
 /// A field of an introduction.
@@ -68,6 +71,8 @@ pub enum Field {
     Address = 4,
     /// [`Introduction::challenge`].
     Challenge = 5,
+    /// [`Introduction::protection`].
+    Protection = 6,
 }
 
 /// Why there is no introduction. Tensors go inline then.
@@ -151,14 +156,17 @@ impl Introduction {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSIONS.start().to_le_bytes());
         bytes.extend(VERSIONS.end().to_le_bytes());
-        let fields: [(Field, &[u8]); 5] = [
+        let fields: [(Field, &[u8]); Field::ALL.len()] = [
             (Field::Host, &self.host),
             (Field::Incarnation, &self.incarnation.to_le_bytes()),
             (Field::Fabrics, &self.fabrics.bits().to_le_bytes()),
             (Field::Address, self.address.0.as_bytes()),
             (Field::Challenge, &self.challenge),
+            (Field::Protection, protection_content(self.protection)),
         ];
-        for (field, content) in fields {
+        // Who protects nothing says what programs say that know no protection.
+        let said = fields.len() - usize::from(self.protection == Protection::Clear);
+        for (field, content) in fields.into_iter().take(said) {
             bytes.extend((field as u16).to_le_bytes());
             // An address is the longest.
             bytes.extend((content.len() as u16).to_le_bytes());
@@ -190,6 +198,10 @@ impl Introduction {
             fabrics: Fabrics::of_bits(u32::from_le_bytes(fields.array(Field::Fabrics)?)),
             address: Address(address.to_owned()),
             challenge: fields.array(Field::Challenge)?,
+            protection: match fields.get(Field::Protection) {
+                None => Protection::Clear,
+                Some(content) => protection_of(content)?,
+            },
         };
         Ok((version, introduction))
     }
@@ -208,11 +220,28 @@ impl Introduction {
     }
 }
 
+/// A protection as it is sent.
+fn protection_content(protection: Protection) -> &'static [u8] {
+    match protection {
+        Protection::Clear => &[0],
+        Protection::Secret => &[1],
+        Protection::Certificates => &[2],
+    }
+}
+
+/// No protection is not said.
+fn protection_of(content: &[u8]) -> Result<Protection, IntroductionError> {
+    let known = [Protection::Secret, Protection::Certificates];
+    let found = known.into_iter().find(|known| protection_content(*known) == content);
+    found.ok_or(IntroductionError::Malformed { field: Field::Protection, bytes: content.len() })
+}
+
 /// The fields that this version knows.
 struct Fields<'a>([Option<&'a [u8]>; Field::ALL.len()]);
 
 impl Field {
-    const ALL: [Self; 5] = [Self::Host, Self::Incarnation, Self::Fabrics, Self::Address, Self::Challenge];
+    const ALL: [Self; 6] =
+        [Self::Host, Self::Incarnation, Self::Fabrics, Self::Address, Self::Challenge, Self::Protection];
 }
 
 impl<'a> Fields<'a> {
@@ -231,9 +260,12 @@ impl<'a> Fields<'a> {
         Ok(Self(fields))
     }
 
+    fn get(&self, field: Field) -> Option<&'a [u8]> {
+        self.0[Field::ALL.iter().position(|one| *one == field)?]
+    }
+
     fn find(&self, field: Field) -> Result<&'a [u8], IntroductionError> {
-        let place = Field::ALL.iter().position(|one| *one == field);
-        place.and_then(|place| self.0[place]).ok_or(IntroductionError::Missing { field })
+        self.get(field).ok_or(IntroductionError::Missing { field })
     }
 
     fn array<const N: usize>(&self, field: Field) -> Result<[u8; N], IntroductionError> {
@@ -269,6 +301,7 @@ mod tests {
             fabrics: Fabrics { shm: true, tcp: true, verbs: false },
             address: Address("127.0.0.1:50051".to_owned()),
             challenge: [0x5a; TAG_BYTES],
+            protection: Protection::Clear,
         }
     }
 
@@ -290,7 +323,8 @@ mod tests {
 
     #[test]
     fn the_longest_introduction_keeps_to_the_limit() {
-        let longest = Introduction { address: Address("a".repeat(ADDRESS_BYTES_MAX)), ..introduction() };
+        let (address, protection) = (Address("a".repeat(ADDRESS_BYTES_MAX)), Protection::Certificates);
+        let longest = Introduction { address, protection, ..introduction() };
         let bytes = longest.encode().expect("is good");
         assert!(bytes.len() <= INTRODUCTION_BYTES_MAX, "{}", bytes.len());
         assert_eq!(Introduction::decode(&bytes), Ok((1, longest)));
@@ -308,6 +342,22 @@ mod tests {
         let newer = changed([1, 3], &[200, 0, 2, 0, 1, 2]);
         assert_eq!(newer, include_bytes!("../../fuzz/corpus/exchange_message/introduction_newer"));
         assert_eq!(Introduction::decode(&newer), Ok((1, introduction())));
+    }
+
+    #[test]
+    fn a_protection_is_said_and_none_is_not() {
+        let clear = introduction().encode().expect("is good");
+        for (protection, tag) in [(Protection::Secret, 1), (Protection::Certificates, 2)] {
+            let protected = Introduction { protection, ..introduction() };
+            let bytes = protected.encode().expect("is good");
+            assert_eq!(bytes, [&clear[..], &[6, 0, 1, 0, tag]].concat());
+            assert_eq!(Introduction::decode(&bytes), Ok((1, protected)));
+        }
+        for wrong in [&[6, 0, 1, 0, 0][..], &[6, 0, 1, 0, 3], &[6, 0, 0, 0], &[6, 0, 2, 0, 1, 1]] {
+            let bytes = [&clear[..], wrong].concat();
+            let error = IntroductionError::Malformed { field: Field::Protection, bytes: wrong.len() - 4 };
+            assert_eq!(Introduction::decode(&bytes), Err(error));
+        }
     }
 
     #[test]

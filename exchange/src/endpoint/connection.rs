@@ -1,15 +1,21 @@
 //! One end of a control connection: frames, and the bytes of tensors between them. Never blocks.
 //!
+//! A connection begins in clear. [`Connection::secure`] begins a handshake of TLS; all bytes after
+//! it are sealed and opened here, one copy on each side.
+//!
 //! **Invariant:** bytes are taken in their order. A frame is given out whole. The bytes of a tensor
-//! go straight into the memory that was made for them, at most as many as were announced.
+//! go straight into the memory that was made for them, at most as many as were announced. No byte
+//! that came in clear is taken after a handshake of TLS has begun.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use pleach_transport::MESSAGE_BYTES_MAX;
+use pleach_transport::device::TlsFault;
+use pleach_transport::tls::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, Session, TlsHandshake};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
 use super::frame::{self, FrameKind, HEADER_BYTES};
 use super::tensor::SharedTensor;
@@ -36,6 +42,9 @@ pub(crate) enum ConnectionEnd {
     /// Bytes that are no frame.
     #[error("it broke the protocol: a malformed frame")]
     Malformed,
+    /// TLS with it failed.
+    #[error("no TLS with it: {0}")]
+    Tls(#[from] TlsFault),
     /// There is no memory for a tensor.
     #[error("there is no memory here for a tensor of {bytes} bytes")]
     Memory {
@@ -59,11 +68,33 @@ pub(crate) enum Incoming<'a> {
     Frame(FrameKind, &'a [u8]),
     /// All bytes of the tensor that [`Connection::expect`] announced.
     Tensor(Vec<u64>),
+    /// The handshake that [`Connection::secure`] began is over. A proof that covers these bytes
+    /// holds on this connection alone.
+    Secured([u8; 32]),
+}
+
+/// How bytes go between the socket and the rest of a connection.
+enum Protection {
+    /// As they are.
+    Clear,
+    /// They are a handshake of TLS.
+    Handshake(Box<TlsHandshake>),
+    /// By TLS.
+    Tls(Box<Sealed>),
+}
+
+struct Sealed {
+    session: Session,
+    /// Bytes of the queue, behind those that count as sent, of which the records wait.
+    waiting: usize,
 }
 
 /// See the module.
 pub(crate) struct Connection {
     socket: OwnedFd,
+    protection: Protection,
+    /// Bytes that are sent as they are, before all others.
+    raw: Vec<u8>,
     buffer: Box<[u8]>,
     /// The bytes of the buffer that were received and not given out.
     start: usize,
@@ -108,7 +139,22 @@ impl Connection {
     pub(crate) fn new(socket: OwnedFd) -> Self {
         let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
         let (outgoing, body) = (VecDeque::new(), None);
-        Self { socket, buffer, start: 0, end: 0, body, skip: 0, outgoing, sent: 0 }
+        let (protection, raw) = (Protection::Clear, Vec::new());
+        Self { socket, protection, raw, buffer, start: 0, end: 0, body, skip: 0, outgoing, sent: 0 }
+    }
+
+    /// Begins a handshake of TLS behind the frames that are queued; [`Incoming::Secured`] is its
+    /// end. Bytes that have come behind the last frame are no part of it, and nobody sends any.
+    pub(crate) fn secure(&mut self, mut handshake: TlsHandshake) -> Result<(), ConnectionEnd> {
+        if self.start < self.end {
+            return Err(ConnectionEnd::Malformed);
+        }
+        for piece in std::mem::take(&mut self.outgoing) {
+            self.raw.extend(&piece.as_bytes()[std::mem::take(&mut self.sent)..]);
+        }
+        self.raw.append(&mut handshake.take_outgoing());
+        self.protection = Protection::Handshake(Box::new(handshake));
+        Ok(())
     }
 
     /// So many bytes of a tensor follow.
@@ -131,6 +177,9 @@ impl Connection {
     /// The next frame or tensor that has come whole; `None`: more bytes are needed.
     pub(crate) fn receive(&mut self) -> Result<Option<Incoming<'_>>, ConnectionEnd> {
         loop {
+            if let Protection::Handshake(_) = self.protection {
+                return Ok(self.shake_hands()?.map(Incoming::Secured));
+            }
             self.take_buffered();
             if self.body.as_ref().is_some_and(|body| body.filled == body.bytes) {
                 let words = self.body.take().map(|body| body.words).unwrap_or_default();
@@ -175,33 +224,91 @@ impl Connection {
         Ok(Some((kind, content..content + length)))
     }
 
-    /// Receives bytes into the tensor or into the buffer. False: there are none.
-    fn receive_some(&mut self) -> Result<bool, ConnectionEnd> {
-        let flags = RecvFlags::DONTWAIT;
-        let received = match &mut self.body {
+    /// Goes on with a handshake of TLS; `None`: more bytes are needed.
+    fn shake_hands(&mut self) -> Result<Option<[u8; 32]>, ConnectionEnd> {
+        let Protection::Handshake(handshake) = &mut self.protection else { return Ok(None) };
+        let is_over = loop {
+            let Some(count) = receive_bytes(&self.socket, handshake.room())? else { break false };
+            let received = handshake.received(count);
+            // After an error these bytes tell the other end.
+            self.raw.append(&mut handshake.take_outgoing());
+            match received {
+                Ok(false) => {}
+                Ok(true) => break true,
+                Err(fault) => {
+                    let _ = self.flush_raw();
+                    return Err(fault.into());
+                }
+            }
+        };
+        // An error that lasts is met by whoever receives or sends next.
+        let _ = self.flush_raw();
+        let handshake = match std::mem::replace(&mut self.protection, Protection::Clear) {
+            Protection::Handshake(handshake) if is_over => handshake,
+            goes_on => {
+                self.protection = goes_on;
+                return Ok(None);
+            }
+        };
+        let session = handshake.finish()?;
+        let binding = *session.binding();
+        self.protection = Protection::Tls(Box::new(Sealed { session, waiting: 0 }));
+        Ok(Some(binding))
+    }
+
+    /// Receives bytes into the tensor or into the buffer, through TLS. False: there are none.
+    fn receive_sealed(&mut self) -> Result<bool, ConnectionEnd> {
+        let Protection::Tls(sealed) = &mut self.protection else { return Ok(false) };
+        let reader = sealed.session.reader();
+        while reader.plain()?.is_empty() {
+            match receive_bytes(&self.socket, reader.room(RECORDS_AT_ONCE))? {
+                Some(count) => reader.received(count),
+                None => return Ok(false),
+            }
+        }
+        let plain = reader.plain()?;
+        let count = match &mut self.body {
             Some(body) => {
+                let count = plain.len().min(body.bytes - body.filled);
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut body.words);
-                recv(&self.socket, &mut bytes[body.filled..body.bytes], flags).map(|(_, count)| {
-                    body.filled += count;
-                    count
-                })
+                bytes[body.filled..body.filled + count].copy_from_slice(&plain[..count]);
+                body.filled += count;
+                count
             }
             None => {
                 self.buffer.copy_within(self.start..self.end, 0);
                 (self.start, self.end) = (0, self.end - self.start);
-                recv(&self.socket, &mut self.buffer[self.end..], flags).map(|(_, count)| {
-                    self.end += count;
-                    count
-                })
+                let count = plain.len().min(self.buffer.len() - self.end);
+                self.buffer[self.end..self.end + count].copy_from_slice(&plain[..count]);
+                self.end += count;
+                count
             }
         };
-        match received {
-            Ok(0) => Err(ConnectionEnd::Closed),
-            Ok(_) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(Errno::INTR) => Ok(true),
-            Err(errno) => Err(errno.into()),
+        reader.take(count);
+        Ok(true)
+    }
+
+    /// Receives bytes into the tensor or into the buffer. False: there are none.
+    fn receive_some(&mut self) -> Result<bool, ConnectionEnd> {
+        if let Protection::Tls(_) = self.protection {
+            return self.receive_sealed();
         }
+        let received = match &mut self.body {
+            Some(body) => {
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut body.words);
+                let received = receive_bytes(&self.socket, &mut bytes[body.filled..body.bytes])?;
+                body.filled += received.unwrap_or(0);
+                received
+            }
+            None => {
+                self.buffer.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+                let received = receive_bytes(&self.socket, &mut self.buffer[self.end..])?;
+                self.end += received.unwrap_or(0);
+                received
+            }
+        };
+        Ok(received.is_some())
     }
 
     /// Queues a frame.
@@ -230,6 +337,12 @@ impl Connection {
 
     /// Sends what is queued, as far as the system takes it. True: all.
     pub(crate) fn flush(&mut self) -> Result<bool, ConnectionEnd> {
+        if !self.flush_raw()? {
+            return Ok(false);
+        }
+        if let Protection::Tls(_) = self.protection {
+            return self.flush_sealed();
+        }
         while !self.outgoing.is_empty() {
             let pieces = self.outgoing.iter().take(PIECES_MAX).enumerate();
             let pieces = pieces.map(|(number, piece)| {
@@ -248,6 +361,62 @@ impl Connection {
         Ok(true)
     }
 
+    /// Sends the bytes that go as they are. True: all.
+    fn flush_raw(&mut self) -> Result<bool, ConnectionEnd> {
+        while !self.raw.is_empty() {
+            let Some(count) = send_bytes(&self.socket, &self.raw)? else { return Ok(false) };
+            self.raw.drain(..count);
+        }
+        Ok(true)
+    }
+
+    /// As [`Connection::flush`], through TLS: bytes count as sent when the system has taken their
+    /// records.
+    fn flush_sealed(&mut self) -> Result<bool, ConnectionEnd> {
+        while let Protection::Tls(sealed) = &mut self.protection {
+            let writer = sealed.session.writer();
+            while !writer.waiting().is_empty() {
+                let Some(count) = send_bytes(&self.socket, writer.waiting())? else { return Ok(false) };
+                writer.sent(count);
+            }
+            let taken = std::mem::take(&mut sealed.waiting);
+            self.sent(taken);
+            if self.outgoing.is_empty() {
+                return Ok(true);
+            }
+            self.seal_next();
+        }
+        Ok(true)
+    }
+
+    /// Seals the next bytes of the queue, up to [`RECORDS_AT_ONCE`] records.
+    fn seal_next(&mut self) {
+        let Protection::Tls(sealed) = &mut self.protection else { return };
+        let mut pieces = self.outgoing.iter().map(Outgoing::as_bytes);
+        let mut left = pieces.clone().map(<[u8]>::len).sum::<usize>() - self.sent;
+        // Less than the first piece has been sent.
+        let mut piece = pieces.next().map_or(&[][..], |first| &first[self.sent..]);
+        for _ in 0..RECORDS_AT_ONCE {
+            let len = left.min(PLAIN_BYTES_MAX);
+            if len == 0 {
+                return;
+            }
+            sealed.session.writer().seal_record(len, |room| {
+                let mut filled = 0;
+                while filled < len {
+                    if piece.is_empty() {
+                        piece = pieces.next().expect("the record is as long as what is left");
+                    }
+                    let (now, later) = piece.split_at(piece.len().min(len - filled));
+                    room[filled..filled + now.len()].copy_from_slice(now);
+                    (piece, filled) = (later, filled + now.len());
+                }
+            });
+            sealed.waiting += len;
+            left -= len;
+        }
+    }
+
     fn sent(&mut self, count: usize) {
         self.sent += count;
         while let Some(first) = self.outgoing.front()
@@ -255,6 +424,31 @@ impl Connection {
         {
             self.sent -= first.as_bytes().len();
             self.outgoing.pop_front();
+        }
+    }
+}
+
+/// Receives at least one byte; `None`: there is none now.
+fn receive_bytes(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Option<usize>, ConnectionEnd> {
+    loop {
+        match recv(socket, &mut *bytes, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Err(ConnectionEnd::Closed),
+            Ok((_, count)) => return Ok(Some(count)),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Sends at least one byte; `None`: the system takes none now.
+fn send_bytes(socket: &OwnedFd, bytes: &[u8]) -> Result<Option<usize>, ConnectionEnd> {
+    loop {
+        match send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(count) => return Ok(Some(count)),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
     }
 }
@@ -282,6 +476,7 @@ mod tests {
             Ok(None) => "nothing".to_owned(),
             Ok(Some(Incoming::Frame(kind, content))) => format!("{kind:?} {content:?}"),
             Ok(Some(Incoming::Tensor(words))) => format!("tensor {words:x?}"),
+            Ok(Some(Incoming::Secured(_))) => "secured".to_owned(),
             Err(end) => end.to_string(),
         }
     }
@@ -336,6 +531,7 @@ mod tests {
                 None => {}
                 Some(Incoming::Frame(_, content)) => seen.push(content.to_vec()),
                 Some(Incoming::Tensor(words)) => seen.push(bytemuck::cast_slice(&words).to_vec()),
+                Some(Incoming::Secured(_)) => panic!("nobody began TLS"),
             }
             if seen.len() == 1 && receiver.body.is_none() {
                 receiver.expect(3 << 20).expect("there is memory");

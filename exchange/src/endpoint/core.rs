@@ -595,6 +595,8 @@ impl Core {
             // What it announces is looked at after each frame.
             Some(Incoming::Frame(FrameKind::Doorbell, _)) => Ok(true),
             Some(Incoming::Frame(kind, _)) => Err(format!("it broke the protocol: a frame {kind:?}")),
+            // A link never begins TLS anew.
+            Some(Incoming::Secured(_)) => Err(ConnectionEnd::Malformed.to_string()),
             Some(Incoming::Tensor(words)) => {
                 if let LinkSide::Receiver(side) = &mut link.side
                     && let Some(IncomingTensor { receive, lease, shape }) = side.incoming.take()

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::auth::SecretError;
+use pleach_transport::tls::{TlsError, TlsMode};
 use pleach_transport::verbs::PortError;
 
 use super::handshake::HandshakeError;
@@ -31,6 +32,18 @@ pub enum OpenEndpointError {
     /// The secret was not read.
     #[error(transparent)]
     Secret(#[from] SecretError),
+    /// TLS cannot be used as it was asked for.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// TLS was asked for, and nothing would prove who is at the other end.
+    #[error(
+        "PLEACH_TLS={mode} without a secret or certificates: links of the exchange would not know their \
+         peers; set PLEACH_SECRET_FILE (write one with 'pleach secret FILE') or PLEACH_TLS_CERT"
+    )]
+    NoKeys {
+        /// What was asked for.
+        mode: TlsMode,
+    },
     /// A variable of RDMA has a wrong value.
     #[error(transparent)]
     Verbs(#[from] PortError),

@@ -50,8 +50,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pleach_transport::auth::random_number;
+use pleach_transport::device::Protection;
 use pleach_transport::metrics_server::MetricsServer;
 use pleach_transport::mutex::lock;
+use pleach_transport::tls::TlsMode;
 use pleach_transport::{Nanos, clock, host_identity};
 use pleach_vocabulary::Fabric;
 use rustix::event::epoll;
@@ -124,6 +126,10 @@ impl Endpoint {
     /// See [`OpenEndpointError`].
     pub fn open(options: &EndpointOptions) -> Result<Self, OpenEndpointError> {
         let refused = |resource| move |source: std::io::Error| OpenEndpointError::System { resource, source };
+        let tls = options.link_tls()?;
+        // Devices protect their connections in the same way.
+        let secret = options.secret.clone().map(|secret| secret.with_tls(tls.clone()));
+        let options = &EndpointOptions { secret, ..options.clone() };
         let listener = listen(&options.listen)?;
         let address = listener.local_addr().map_err(refused("socket"))?;
         let without_regions = |reason: String| {
@@ -146,6 +152,12 @@ impl Endpoint {
                  inline; set PLEACH_SECRET_FILE"
             );
         }
+        let protection = tls.asked(address.ip());
+        tracing::info!("exchange: who connects to {address} {protection}");
+        let is_near = options.secret.is_none() || address.ip().to_canonical().is_loopback();
+        if tls.mode() == TlsMode::Auto && protection == Protection::Clear && !is_near {
+            tracing::warn!("built without the feature 'tls': links to other hosts are in clear");
+        }
         let incarnation = random_number();
         let host = options.host.as_deref().map_or_else(host_identity, named_host);
         let introduction = shared::own_introduction(options, address, host, incarnation);
@@ -153,7 +165,7 @@ impl Endpoint {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from);
         let set: OwnedFd = set.map_err(descriptor())?;
         let cloned = set.try_clone().map_err(descriptor())?;
-        let shared = Shared::new(options.clone(), address.ip(), introduction, cloned)?;
+        let shared = Shared::new(options.clone(), tls, address.ip(), introduction, cloned)?;
         if options.fabric == ExchangeFabric::Verbs {
             // Whoever names it learns now what is missing.
             let opened = shared.core().device_of(Fabric::Verbs);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::auth::Secret;
+use pleach_transport::tls::{Tls, TlsError, TlsMode};
 use pleach_transport::verbs::VerbsOptions;
 
 use super::error::OpenEndpointError;
@@ -169,6 +170,22 @@ impl EndpointOptions {
         Ok(options)
     }
 
+    /// How links are protected: as the secret says, or else the environment. TLS takes a secret or
+    /// certificates: without them nobody would know who is at the other end.
+    pub(crate) fn link_tls(&self) -> Result<Tls, OpenEndpointError> {
+        let tls = self.secret.as_ref().map_or_else(Tls::from_env, Secret::tls)?;
+        if tls.mode() == TlsMode::Require && self.fabric == ExchangeFabric::Verbs {
+            return Err(TlsError::Unprotected.into());
+        }
+        if self.secret.is_some() || tls.has_certificates() {
+            return Ok(tls);
+        }
+        match tls.mode() {
+            mode @ (TlsMode::On | TlsMode::Require) => Err(OpenEndpointError::NoKeys { mode }),
+            TlsMode::Auto | TlsMode::Off => Ok(Tls::new(TlsMode::Off, None)?),
+        }
+    }
+
     /// Whether memory may be shared with programs of this host, or why not.
     pub(crate) fn may_share_memory(&self) -> Result<(), Arc<str>> {
         match self.fabric {
@@ -182,11 +199,14 @@ impl EndpointOptions {
     pub(crate) fn fabrics(&self, address: IpAddr) -> Fabrics {
         let is_kept = self.secret.is_some() || address.to_canonical().is_loopback();
         let takes = |fabric| self.fabric == fabric || self.fabric == ExchangeFabric::Auto;
+        // What RDMA carries between hosts nobody encrypts.
+        let is_required = |secret: &Secret| secret.tls().is_ok_and(|tls| tls.mode() == TlsMode::Require);
+        let may_have_verbs = self.secret.as_ref().is_some_and(|secret| !is_required(secret));
         let has_verbs = self.fabric == ExchangeFabric::Verbs || gets::has_rdma_devices().unwrap_or(false);
         Fabrics {
             shm: takes(ExchangeFabric::Shm),
             tcp: is_kept && takes(ExchangeFabric::Tcp),
-            verbs: self.secret.is_some() && takes(ExchangeFabric::Verbs) && has_verbs,
+            verbs: may_have_verbs && takes(ExchangeFabric::Verbs) && has_verbs,
         }
     }
 }
@@ -226,6 +246,25 @@ mod tests {
         assert_eq!((options.fabric, options.requires_regions), (ExchangeFabric::Tcp, true));
         assert_eq!(options.metrics, "127.0.0.1:9400".parse().ok());
         assert_eq!((options.host.as_deref(), options.listen.as_str()), (Some("a"), "127.0.0.1:0"));
+    }
+
+    #[test]
+    fn tls_takes_a_secret_and_rdma_takes_none_that_is_required() {
+        let secret = |mode| {
+            let tls = Tls::new(mode, None).expect("takes no file");
+            Some(Secret::new(b"0123456789abcdef").with_tls(tls))
+        };
+        let verbs = |mode| {
+            let fabric = ExchangeFabric::Verbs;
+            EndpointOptions { secret: secret(mode), fabric, ..EndpointOptions::default() }
+        };
+        let address = IpAddr::from([10, 0, 0, 1]);
+        assert!(verbs(TlsMode::Off).fabrics(address).verbs);
+        assert!(!verbs(TlsMode::Require).fabrics(address).verbs);
+        let refused = verbs(TlsMode::Require).link_tls().expect_err("nobody encrypts it").to_string();
+        assert!(refused.contains("PLEACH_TLS=require") && refused.contains("RDMA"), "{refused}");
+        let text = OpenEndpointError::NoKeys { mode: TlsMode::Require }.to_string();
+        assert!(text.contains("PLEACH_TLS=require") && text.contains("PLEACH_SECRET_FILE"), "{text}");
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! A program from which this one receives.
 
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::mutex::lock;
 use pleach_transport::{Nanos, clock, tune_stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Handle;
-use super::connection::Connection;
+use super::connection::{Connection, ConnectionEnd, Incoming};
 use super::error::{LinkError, ReceiveTensorError};
-use super::frame::{self, HEADER_BYTES};
 use super::handshake::{Handshake, HandshakeError, HandshakeStep};
 use super::link::{ReceiveResult, ReceiveSlot};
 use super::lookup::NameLookup;
@@ -238,7 +238,7 @@ impl PeerShared {
         let mut state = lock(&self.state);
         state.is_connecting = false;
         self.changed.notify_all();
-        let (socket, id, theirs) = dialed?;
+        let (connection, id, theirs) = dialed?;
         let incarnation = theirs.incarnation;
         let known = *state.incarnation.get_or_insert(incarnation);
         if known != incarnation {
@@ -252,9 +252,11 @@ impl PeerShared {
         }
         let fabric = shared.fabric_with(&theirs);
         let now = clock::now();
-        let number = core.add_receiver(now, id, &self.address, Connection::new(socket), fabric);
+        let number = core.add_receiver(now, id, &self.address, connection, fabric);
         let hold = LinkHold::new(number, id, &self.endpoint);
         core.hold(&hold);
+        // Frames may have come with the verdict.
+        core.pump(now, number);
         drop(core);
         // The thread waits for the set-up of regions.
         shared.wake();
@@ -280,9 +282,8 @@ impl PeerShared {
         LinkError::Timeout { peer: self.address.clone(), waited: clock::now().since(since) }
     }
 
-    /// Connects and shakes hands. Returns a socket that does not block, the link and the peer's
-    /// incarnation.
-    fn dial(&self, since: Nanos, deadline: Nanos) -> Result<(OwnedFd, LinkId, Introduction), LinkError> {
+    /// Connects and shakes hands. Returns the connection, the link and what the peer says of itself.
+    fn dial(&self, since: Nanos, deadline: Nanos) -> Result<(Connection, LinkId, Introduction), LinkError> {
         let found = self.lookup.addresses(&self.address, deadline.since(clock::now()));
         let waited = || clock::now().since(since);
         let late = || LinkError::NoLookup { peer: self.address.clone(), waited: waited() };
@@ -295,7 +296,7 @@ impl PeerShared {
                 return Err(self.timeout(since));
             }
             match TcpStream::connect_timeout(&address, left) {
-                Ok(stream) => return self.shake_hands(stream, since, deadline),
+                Ok(stream) => return self.shake_hands(stream, address.ip(), since, deadline),
                 Err(error) => last = error,
             }
         }
@@ -307,86 +308,72 @@ impl PeerShared {
 
     fn shake_hands(
         &self,
-        mut stream: TcpStream,
+        stream: TcpStream,
+        to: IpAddr,
         since: Nanos,
         deadline: Nanos,
-    ) -> Result<(OwnedFd, LinkId, Introduction), LinkError> {
+    ) -> Result<(Connection, LinkId, Introduction), LinkError> {
+        let shared = &self.endpoint.shared;
         let failed = |source| LinkError::Handshake { peer: self.address.clone(), source };
-        let secret = self.endpoint.shared.options.secret.clone();
-        let dialed = Handshake::dial(self.endpoint.shared.introduce(), secret);
-        let (mut handshake, mut send) = dialed.map_err(|error| failed(error.into()))?;
+        let unreachable =
+            |error| LinkError::Unreachable { peer: self.address.clone(), source: Arc::new(error) };
+        stream.set_nonblocking(true).map_err(unreachable)?;
+        let socket = OwnedFd::from(stream);
+        tune_stream(&socket).map_err(unreachable)?;
+        let mut connection = Connection::new(socket);
+        let ended = |end| match end {
+            ConnectionEnd::Tls(fault) => failed(fault.into()),
+            ConnectionEnd::Broke(kind) => unreachable(kind.into()),
+            _ => failed(HandshakeError::Protocol),
+        };
+        let (secret, tls) = (shared.options.secret.clone(), shared.tls.clone());
+        let dialed = Handshake::dial(shared.introduce(), secret, tls, to);
+        let (mut handshake, first) = dialed.map_err(|error| failed(error.into()))?;
+        connection.queue_encoded(first);
         loop {
-            let is_over = || self.endpoint.shared.is_over();
-            let frame =
-                exchange(&mut stream, &send, deadline, &is_over).map_err(|error| match error.kind() {
-                    _ if is_over() => LinkError::Closed { peer: self.address.clone() },
-                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.timeout(since),
-                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
-                        failed(HandshakeError::Protocol)
+            // Whoever refuses this end says why before it closes: that comes before its absence.
+            let flushed = connection.flush();
+            let step = match connection.receive().map_err(ended)? {
+                Some(Incoming::Frame(kind, content)) => handshake.received(kind, content),
+                Some(Incoming::Secured(binding)) => handshake.secured(binding),
+                Some(Incoming::Tensor(_)) => return Err(failed(HandshakeError::Protocol)),
+                None => {
+                    let has_sent = flushed.map_err(ended)?;
+                    if shared.is_over() {
+                        return Err(LinkError::Closed { peer: self.address.clone() });
                     }
-                    _ => LinkError::Unreachable { peer: self.address.clone(), source: Arc::new(error) },
-                })?;
-            match handshake.received(frame.0, &frame.1) {
-                HandshakeStep::Continue(next) => send = next,
+                    let left = deadline.since(clock::now()).min(HANDSHAKE_TURN);
+                    if left.is_zero() {
+                        return Err(self.timeout(since));
+                    }
+                    wait_for(&connection, !has_sent, left);
+                    continue;
+                }
+            };
+            match step {
+                HandshakeStep::Continue(next) => connection.queue_encoded(next),
+                HandshakeStep::Secure(next) => {
+                    connection.queue_encoded(next);
+                    let handshake = shared.tls.dial().map_err(|fault| failed(fault.into()))?;
+                    connection.secure(handshake).map_err(ended)?;
+                }
                 HandshakeStep::Refused { error, .. } => return Err(failed(error)),
                 HandshakeStep::Done { link, .. } => {
                     let theirs = handshake.theirs().cloned();
                     let theirs = theirs.ok_or_else(|| failed(HandshakeError::Protocol))?;
-                    let unreachable = |error: io::Error| LinkError::Unreachable {
-                        peer: self.address.clone(),
-                        source: Arc::new(error),
-                    };
-                    stream.set_nonblocking(true).map_err(unreachable)?;
-                    let socket = OwnedFd::from(stream);
-                    tune_stream(&socket).map_err(unreachable)?;
-                    return Ok((socket, link, theirs));
+                    return Ok((connection, link, theirs));
                 }
             }
         }
     }
 }
 
-/// Sends bytes and receives one frame, unless this endpoint is over.
-fn exchange(
-    stream: &mut TcpStream,
-    send: &[u8],
-    deadline: Nanos,
-    is_over: &impl Fn() -> bool,
-) -> io::Result<(frame::FrameKind, Vec<u8>)> {
-    let left = || {
-        let left = deadline.since(clock::now()).min(HANDSHAKE_TURN);
-        let has_ended = left.is_zero() || is_over();
-        if has_ended { Err(io::Error::from(io::ErrorKind::TimedOut)) } else { Ok(Some(left)) }
-    };
-    // A few hundred bytes, for which a new socket has room.
-    stream.set_write_timeout(left()?)?;
-    stream.write_all(send)?;
-    let mut header = [0; HEADER_BYTES];
-    fill(stream, &mut header, &left)?;
-    let invalid = |_| io::Error::from(io::ErrorKind::InvalidData);
-    let (kind, length) = frame::decode(header).map_err(invalid)?;
-    let mut content = vec![0; length];
-    fill(stream, &mut content, &left)?;
-    Ok((kind, content))
-}
-
-/// Receives as many bytes as the buffer has.
-fn fill(
-    stream: &mut TcpStream,
-    buffer: &mut [u8],
-    left: &impl Fn() -> io::Result<Option<Duration>>,
-) -> io::Result<()> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        stream.set_read_timeout(left()?)?;
-        match stream.read(&mut buffer[filled..]) {
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-            Ok(count) => filled += count,
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+/// Waits until a connection has bytes, or takes some.
+fn wait_for(connection: &Connection, takes_bytes: bool, limit: Duration) {
+    let output = if takes_bytes { PollFlags::OUT } else { PollFlags::empty() };
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    // The only possible error is an interruption: look again.
+    let _ = poll(&mut [PollFd::new(connection, PollFlags::IN | output)], Some(&limit));
 }
 
 /// A tensor that was asked for. Its drop cancels the request: a tensor that has not been received

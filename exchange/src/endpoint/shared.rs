@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pleach_transport::Nanos;
+use pleach_transport::device::Protection;
 use pleach_transport::mutex::lock;
+use pleach_transport::tls::Tls;
 use pleach_vocabulary::Fabric;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -24,6 +26,8 @@ use crate::reference::LinkId;
 /// See the module.
 pub(crate) struct Shared {
     pub(crate) options: EndpointOptions,
+    /// How links are protected.
+    pub(crate) tls: Tls,
     pub(crate) memory: Arc<LendableMemory>,
     /// What the introductions of this program say, but for the challenge.
     introduction: Introduction,
@@ -39,6 +43,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         options: EndpointOptions,
+        tls: Tls,
         address: IpAddr,
         introduction: Introduction,
         epoll: OwnedFd,
@@ -54,6 +59,7 @@ impl Shared {
         let core = Core::new(introduction.incarnation, &options, address, memory.clone(), [epoll, cloned]);
         Ok(Arc::new(Self {
             options,
+            tls,
             memory,
             introduction,
             core: Mutex::new(core),
@@ -175,7 +181,8 @@ pub(crate) fn own_introduction(
 ) -> Introduction {
     let fabrics = options.fabrics(address.ip());
     let address = pleach_transport::Address(address.to_string());
-    Introduction { host, incarnation, fabrics, address, challenge: [0; 32] }
+    let protection = Protection::Clear;
+    Introduction { host, incarnation, fabrics, address, challenge: [0; 32], protection }
 }
 
 /// The use of a link to a peer: the link is closed after the last drop.

@@ -2,8 +2,8 @@
 //! program does.
 //!
 //! **Invariant:** a connection that has not proved the secret costs at most [`UNPROVED_MAX`]
-//! places, one frame of memory and [`HANDSHAKE_LIMIT`]. If there are too many, the source with the
-//! most loses its oldest one.
+//! places, one frame of memory (with TLS, the state of a handshake and one signature) and
+//! [`HANDSHAKE_LIMIT`]. If there are too many, the source with the most loses its oldest one.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -16,7 +16,7 @@ use pleach_transport::auth::random_number;
 use pleach_transport::{Nanos, clock, tune_stream};
 use rustix::event::epoll;
 
-use super::connection::{Connection, Incoming};
+use super::connection::{Connection, ConnectionEnd, Incoming};
 use super::handshake::{Handshake, HandshakeStep};
 use super::shared::Shared;
 use crate::reference::LinkId;
@@ -186,8 +186,8 @@ impl Acceptor {
         }
         let number = self.shared.core().next_number();
         let link = LinkId(random_number());
-        let secret = self.shared.options.secret.clone();
-        let handshake = Handshake::listen(self.shared.introduce(), secret, link);
+        let (secret, tls) = (self.shared.options.secret.clone(), self.shared.tls.clone());
+        let handshake = Handshake::listen(self.shared.introduce(), secret, tls, from.ip(), link);
         let Ok(handshake) = handshake else { return };
         let data = epoll::EventData::new_u64(number);
         if epoll::add(epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
@@ -207,10 +207,27 @@ impl Acceptor {
                 unproved.handshake.set_has_room(self.shared.core().has_room_for_link());
                 unproved.handshake.received(kind, content)
             }
+            Ok(Some(Incoming::Secured(binding))) => unproved.handshake.secured(binding),
             Ok(Some(Incoming::Tensor(_)) | None) => return,
-            Err(_) => return self.remove(number),
+            Err(end) => {
+                if let ConnectionEnd::Tls(_) = end {
+                    let from = unproved.from;
+                    self.warn(&format!("{from} was refused: {end}"));
+                }
+                return self.remove(number);
+            }
         };
         match step {
+            HandshakeStep::Secure(send) => {
+                unproved.connection.queue_encoded(send);
+                let begun = self.shared.tls.listen().map_err(ConnectionEnd::from);
+                let begun = begun.and_then(|handshake| unproved.connection.secure(handshake));
+                let from = unproved.from.ip();
+                if begun.and_then(|()| unproved.connection.flush()) != Ok(true) {
+                    return self.remove(number);
+                }
+                self.sources.hello_received(from, number);
+            }
             HandshakeStep::Continue(send) => {
                 unproved.connection.queue_encoded(send);
                 let from = unproved.from.ip();
