@@ -343,6 +343,7 @@ fn who_is_not_of_the_job_is_refused(fabric: &str) {
         (&["program=another"][..], "Differs"),
         (&["most=4"], "Differs"),
         (&["suspect=1999"], "Differs"),
+        (&["tls=off"], "Differs"),
         (&["state=4"], "StatesDiffer"),
     ] {
         let other = job.spawn(2, settings);

@@ -95,15 +95,20 @@ impl Job {
         job
     }
 
-    /// Starts a process that comes to the running job, with further settings. Returns its number.
+    /// Starts a process that comes to the running job, with further settings; `tls=MODE` is its
+    /// `PLEACH_TLS`. Returns its number.
     pub(crate) fn spawn(&mut self, seat: u32, settings: &[&str]) -> u32 {
         let number = self.members.len() as u32;
         let (size, fabric, folder) = (self.size, &self.fabric, self.folder.display());
+        let (tls, settings): (Vec<&str>, Vec<&str>) =
+            settings.iter().copied().partition(|setting| setting.starts_with("tls="));
+        let tls = tls.iter().filter_map(|setting| Some(("PLEACH_TLS", setting.strip_prefix("tls=")?)));
         let words = format!("{seat} {size} {fabric} {folder} {} {}", self.settings, settings.join(" "));
         {
             let mut child = Command::new(std::env::current_exe().expect("a path"))
                 .args(["--exact", "member_process", "--ignored", "--nocapture", "--test-threads=1"])
                 .env(VARIABLE, words)
+                .envs(tls)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()

@@ -452,13 +452,7 @@ impl<'a> JoinProtocol<'a> {
     /// Claims this rank's number and compares its record with all others.
     fn exchange_records(&mut self, probe_listener: Option<&str>) -> Result<Vec<RankRecord>, JoinError> {
         let (rank, deadline) = (self.world.rank, self.deadline);
-        let mut knobs = self.options.knobs.clone();
-        knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
-        let given = if self.world.secret.is_some() { "set" } else { "not set" };
-        knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
-        let tls = self.world.secret.as_ref().map_or_else(Tls::from_env, Secret::tls);
-        let tls = tls.map_err(OpenStoreError::Tls)?;
-        knobs.push(("PLEACH_TLS".to_owned(), tls.to_string()));
+        let knobs = common_knobs(self.world, self.options)?;
         let (host, path) = (self.world.host.as_deref(), self.store.path());
         let own = RankRecord::own(self.world.world_size, host, probe_listener, path, &knobs);
         // In the form that the other ranks will decode.
@@ -817,6 +811,20 @@ fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
         || (0..).zip(lines).find(|(_, line)| !line.starts_with('+')).map(|(rank, line)| (rank, &**line));
     let (rank, reason) = of('-').or_else(|| of('~')).or_else(unsigned)?;
     Some(JoinError::Fabric { fabric, rank, reason: reason.to_owned() })
+}
+
+/// The settings that must be equal on all ranks: those of the caller and those of every rank.
+pub(crate) fn common_knobs(world: &World, options: &JoinOptions) -> Result<Vec<(String, String)>, JoinError> {
+    let given = if world.secret.is_some() { "set" } else { "not set" };
+    let tls = world.secret.as_ref().map_or_else(Tls::from_env, Secret::tls);
+    let tls = tls.map_err(OpenStoreError::Tls)?;
+    let common = [
+        ("fabric", options.fabric.to_string()),
+        ("PLEACH_SECRET_FILE", given.to_owned()),
+        ("PLEACH_TLS", tls.to_string()),
+    ];
+    let common = common.into_iter().map(|(name, value)| (name.to_owned(), value));
+    Ok(options.knobs.iter().cloned().chain(common).collect())
 }
 
 fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<RankRecord, JoinError> {

@@ -26,7 +26,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
-use super::join::found;
+use super::join::{common_knobs, found};
 use super::listening::listening_address;
 use super::record::RankRecord;
 use super::{
@@ -176,7 +176,8 @@ fn arrive_once(
     let path = store.as_ref().and_then(|store| store.path());
     let (mut joined, terms) = found(world, options, seats, Arc::clone(responder), store)?;
     let store = joined.store.take().filter(|_| world.rank == 0 && terms.takes_newcomers());
-    let server = store.map(|store| SeatServer::open(store, &own_record(world, options, path), deadline));
+    let own = own_record(world, options, path)?;
+    let server = store.map(|store| SeatServer::open(store, &own, deadline));
     let server = server.transpose().map_err(JoinError::Store)?;
     Ok(Arrival::Founded { joined, server, terms })
 }
@@ -231,12 +232,13 @@ fn open(world: &World, deadline: Nanos) -> Result<(Option<Box<dyn Store>>, bool)
 }
 
 /// The record of this process, by which settings are compared.
-fn own_record(world: &World, options: &JoinOptions, path: Option<super::StorePath>) -> RankRecord {
-    let mut knobs = options.knobs.clone();
-    knobs.push(("fabric".to_owned(), options.fabric.to_string()));
-    let given = if world.secret.is_some() { "set" } else { "not set" };
-    knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
-    RankRecord::own(ANY_SIZE, world.host.as_deref(), None, path, &knobs)
+fn own_record(
+    world: &World,
+    options: &JoinOptions,
+    path: Option<super::StorePath>,
+) -> Result<RankRecord, JoinError> {
+    let knobs = common_knobs(world, options)?;
+    Ok(RankRecord::own(ANY_SIZE, world.host.as_deref(), None, path, &knobs))
 }
 
 /// Asks for a seat, and waits for it.
@@ -250,7 +252,7 @@ fn request_seat(
 ) -> Result<SeatGrant, JoinError> {
     let unreadable = || JoinError::Unreadable { rank: world.rank };
     let holder = RankRecord::decode(open).map_err(|_| unreadable())?.map_err(|_| unreadable())?;
-    let own = own_record(world, options, store.path());
+    let own = own_record(world, options, store.path())?;
     let own = RankRecord::decode(&own.encode()).map_err(|_| unreadable())?.map_err(|_| unreadable())?;
     holder.compare(0, &own, world.rank)?;
     let wanted = Writer::default().u32(world.rank).finish();
@@ -376,7 +378,7 @@ impl SeatServer {
     pub fn reopen(world: &World, options: &JoinOptions, deadline: Nanos) -> Result<Option<Self>, JoinError> {
         let holder = World { rank: 0, world_size: world.world_size.max(2), ..world.clone() };
         let Some(store) = holder.open_store(deadline)? else { return Ok(None) };
-        let own = own_record(world, options, store.path());
+        let own = own_record(world, options, store.path())?;
         Ok(Some(Self::open(store, &own, deadline).map_err(JoinError::Store)?))
     }
 
