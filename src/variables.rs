@@ -82,8 +82,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "PLEACH_TLS_KERNEL",
-        "where the kernel can",
-        "`off`: records of data are opened in user space, also where the kernel would open them into their places",
+        "off",
+        "`on`: the kernel opens records of data into their places, where it has TLS and replaces keys (Linux 6.14 or later, module `tls`)",
     ),
     variable(
         "PLEACH_JOIN_TIMEOUT",

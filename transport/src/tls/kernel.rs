@@ -5,7 +5,8 @@
 //! records of the kernel's own only when it had room for them.
 //!
 //! The kernel replaces a key only since Linux 6.14, and a connection that it has taken over does
-//! not come back. So [`support`] tries both once, and without both each record is opened here.
+//! not come back. So [`support`] tries both once, where `PLEACH_TLS_KERNEL=on` asks for it; without
+//! both each record is opened here.
 //!
 //! **Invariant:** a connection is taken over between two records, with the number of the next one.
 //! Until its record is verified, a byte may lie in its place already; nobody is told of it, and if
@@ -86,9 +87,10 @@ pub(crate) struct KernelReader {
 impl KernelReader {
     /// The kernel takes a connection over; gives the reader back where it does not.
     pub(crate) fn take_over(socket: BorrowedFd<'_>, reader: Box<TlsReader>) -> Result<Self, Box<TlsReader>> {
-        if support().is_err() {
-            return Err(reader);
-        }
+        if support().is_err() { Err(reader) } else { Self::hand_over(socket, reader) }
+    }
+
+    fn hand_over(socket: BorrowedFd<'_>, reader: Box<TlsReader>) -> Result<Self, Box<TlsReader>> {
         let Some((key, schedule)) = reader.to_kernel() else { return Err(reader) };
         if add_tls(socket).and_then(|()| set_key(socket, libc::TLS_RX, &key)).is_err() {
             return Err(reader);
@@ -132,11 +134,13 @@ impl KernelReader {
     }
 }
 
-/// Whether the kernel opens records and replaces keys, or why not. Tried once, and said in the log.
+/// Whether the kernel is to open records and replaces keys, or why not. Tried once, and said in the
+/// log.
 pub(crate) fn support() -> Result<(), &'static str> {
     static SUPPORT: OnceLock<Result<(), &'static str>> = OnceLock::new();
     *SUPPORT.get_or_init(|| {
-        let found = probe();
+        let is_asked_for = std::env::var_os("PLEACH_TLS_KERNEL").is_some_and(|value| value == "on");
+        let found = if is_asked_for { probe() } else { Err("PLEACH_TLS_KERNEL is not set to on") };
         match found {
             Ok(()) => tracing::info!("TLS: the kernel opens records of data"),
             Err(reason) => tracing::info!("TLS: records of data are opened in user space: {reason}"),
@@ -146,9 +150,6 @@ pub(crate) fn support() -> Result<(), &'static str> {
 }
 
 fn probe() -> Result<(), &'static str> {
-    if std::env::var_os("PLEACH_TLS_KERNEL").is_some_and(|value| value == "off") {
-        return Err("PLEACH_TLS_KERNEL=off");
-    }
     let pair = TcpListener::bind("127.0.0.1:0").and_then(|listener| {
         let dialed = TcpStream::connect(listener.local_addr()?)?;
         Ok((dialed, listener.accept()?))
@@ -219,7 +220,7 @@ mod tests {
 
     /// A connection whose dialer's records the kernel opens at the listener, and what seals them.
     fn taken_over() -> Option<(TcpStream, super::super::TlsWriter, TcpStream, KernelReader)> {
-        if let Err(reason) = support() {
+        if let Err(reason) = probe() {
             skip(reason);
             return None;
         }
@@ -229,7 +230,7 @@ mod tests {
         let [low, high] = sessions();
         let (writer, _) = low.split();
         let (_, reader) = high.split();
-        let reader = KernelReader::take_over(accepted.as_fd(), Box::new(reader)).map_err(drop);
+        let reader = KernelReader::hand_over(accepted.as_fd(), Box::new(reader)).map_err(drop);
         Some((dialed, writer, accepted, reader.expect("it is supported")))
     }
 
