@@ -180,6 +180,8 @@ pub struct Interpreter {
 pub struct Staleness {
     /// Of the next step.
     next: u64,
+    /// Whether a gradient is there whose step is not made.
+    has_gradient: bool,
     sum: u64,
     steps: u64,
     most: u64,
@@ -227,6 +229,18 @@ impl Staleness {
         self.most = self.most.max(self.next);
         self.histogram[Self::BOUNDS.partition_point(|bound| *bound < self.next)] += 1;
         self.next += 1;
+        self.has_gradient = true;
+    }
+
+    /// The step of the newest gradient is made, or never will be.
+    fn end_gradient(&mut self) {
+        self.has_gradient = false;
+    }
+
+    /// The parameters hold work of others now. A gradient that was computed before is a step that
+    /// follows.
+    fn exchanged(&mut self) {
+        self.next = u64::from(self.has_gradient);
     }
 }
 
@@ -389,7 +403,8 @@ impl Interpreter {
         state.field(places);
         state.bits(digest);
         state.field(is_broken);
-        let Staleness { next, sum, steps, most, histogram } = &mut self.staleness;
+        // At rest each gradient has made its step.
+        let Staleness { next, sum, steps, most, histogram, has_gradient: _ } = &mut self.staleness;
         [next, sum, steps, most].into_iter().for_each(|number| state.field(number));
         state.field(&mut histogram[..]);
         let mut has_table = self.table.is_some();
@@ -479,6 +494,7 @@ impl Interpreter {
             }
             Event::Membership { step, .. } => {
                 self.ledger.abandon();
+                self.staleness.end_gradient();
                 (self.awaits_verdict, self.supplied, self.next_step) = (false, None, step);
                 Ok(())
             }
@@ -615,7 +631,7 @@ impl Interpreter {
             Action::Update(update) => self.update(&update, vectors, optimizer)?,
             Action::Table(action) => self.work_with_table(action, vectors)?,
             Action::Agreed(vector) => self.agree(vector, vectors)?,
-            Action::Exchanged => self.staleness.next = 0,
+            Action::Exchanged => self.staleness.exchanged(),
             Action::Conserved(is_conserved) => self.agreement.is_broken |= !is_conserved,
         }
         Ok(())
@@ -725,6 +741,9 @@ impl Interpreter {
             self.expect_no_arrival(*vector)?;
             self.ledger.check(User::Update, *vector, &piece, true)?;
         }
+        if matches!(update, Update::Step | Update::StepPiece { .. }) {
+            self.staleness.end_gradient();
+        }
         apply(update, &piece, vectors, optimizer);
         Ok(())
     }
@@ -734,7 +753,7 @@ impl Interpreter {
         self.expect_no_arrival(vector)?;
         self.ledger.check(User::Update, vector, &all, false)?;
         self.agreement.places += 1;
-        self.staleness.next = 0;
+        self.staleness.exchanged();
         if self.agreement.is_hashed {
             let [elements] = vectors.pieces([vector], &all);
             self.agreement.digest = chain(self.agreement.digest, digest(elements));
@@ -865,13 +884,30 @@ mod tests {
         let mut staleness = Staleness::default();
         // An exchange after 3 steps, and then none in 140.
         for steps in [3, 140] {
-            (0..steps).for_each(|_| staleness.computed());
-            staleness.next = 0;
+            (0..steps).for_each(|_| {
+                staleness.computed();
+                staleness.end_gradient();
+            });
+            staleness.exchanged();
         }
         // 0 and 1 come twice, and so do 2; then 3 and 4, 5 to 8, and so on to 139.
         assert_eq!(staleness.histogram(), [2, 2, 2, 2, 4, 8, 16, 32, 64, 11]);
         assert_eq!(staleness.histogram().iter().sum::<u64>(), 143);
         assert_eq!((staleness.most(), staleness.sum()), (139, 3 + 139 * 70));
+    }
+
+    #[test]
+    fn a_step_that_is_made_after_an_exchange_counts_from_there() {
+        let mut staleness = Staleness::default();
+        staleness.computed();
+        staleness.exchanged();
+        assert_eq!(staleness.next(), 1, "its gradient was computed before");
+        staleness.end_gradient();
+        staleness.computed();
+        staleness.end_gradient();
+        assert_eq!(staleness.next(), 2);
+        staleness.exchanged();
+        assert_eq!((staleness.next(), staleness.most(), staleness.sum()), (0, 1, 1));
     }
 
     #[test]

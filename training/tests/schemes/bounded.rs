@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pleach_collectives::Rank;
 use pleach_training::interpreter::Plan;
-use pleach_training::policy::{Action, Actions, Event, TableAction, Vector};
+use pleach_training::policy::{Action, Actions, Event, TableAction, Update, Vector};
 use pleach_training::simulation::{Computing, Settings, Simulated, SimulationError};
 use pleach_training::{Layout, Learner, Policy, Simulation};
 use pleach_transport::clock::Nanos;
@@ -62,6 +62,70 @@ fn watch(text: &str, mutation: Mutation) -> (Result<Simulated, SimulationError>,
         }
     }
     (trained, ahead)
+}
+
+/// Counts for itself how many steps a rank has made since it took in work of others, whenever it
+/// begins a gradient.
+struct Aged {
+    inner: Box<dyn Policy>,
+    steps: u64,
+    begun: u64,
+    /// Of each gradient that was computed, of all ranks.
+    ages: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Policy for Aged {
+    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        self.inner.on(event, now, actions);
+        if let Event::Computed { .. } = event {
+            self.ages.lock().expect("nobody panics").push(self.begun);
+        }
+        for action in actions.as_slice() {
+            match action {
+                Action::Update(Update::Step) => self.steps += 1,
+                Action::Exchanged | Action::Agreed(_) => self.steps = 0,
+                Action::Compute { .. } => self.begun = self.steps,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn staleness_is_the_steps_that_a_rank_has_made_since_it_took_in_work_of_others() {
+    for text in [
+        "sync",
+        "local-sgd:every=4",
+        "local-sgd:every=3,warmup=4",
+        "diloco:every=6,fragments=3,delay=2,mix=0.5",
+        "gossip",
+        "gossip:direction=push",
+        "easgd:every=3",
+        "downpour:every=3",
+        "eager",
+        "bidmach",
+        "elastic-bsp:lookahead=7",
+        "bsp",
+        "ssp",
+        "ssp:staleness=10",
+        "dssp",
+        "bap:distance=9",
+        "asp",
+    ] {
+        let ages = Arc::new(Mutex::new(Vec::new()));
+        let plan = |rank| {
+            let plan = scheme(text).plan(&Linear.layout(), rank, RANKS).expect("trains on four ranks");
+            let aged = Aged { inner: plan.policy, steps: 0, begun: 0, ages: ages.clone() };
+            Plan { policy: Box::new(aged), ..plan }
+        };
+        let simulation = Simulation::of_plans(&Linear, &settings(RANKS), plan).expect("there are ranks");
+        let trained = simulation.run(&mut price, &mut |_| {}).expect("trains");
+        let ages = ages.lock().expect("nobody panics");
+        let mean = ages.iter().sum::<u64>() as f64 / ages.len() as f64;
+        let most = ages.iter().copied().max().expect("there were steps");
+        assert_eq!(trained.staleness_max, most, "{text}");
+        assert!((trained.staleness_mean - mean).abs() < 1e-9, "{text}: {} {mean}", trained.staleness_mean);
+    }
 }
 
 fn right(_: Rank, _: Event, actions: Vec<Action>) -> Vec<Action> {
