@@ -25,7 +25,8 @@
 //! [`Hybrid::bytes_per_step`] is this sum over all ranks.
 //!
 //! **Checkpoints** ([`Hybrid::save`]) are of all ranks, each with its shard. A training in other
-//! groups, or on another number of ranks, takes the network of the shards alone.
+//! groups, or on another number of ranks, takes the network of the shards alone. **Logs**
+//! ([`Hybrid::logged`]) are of what `sync` was told on each rank, among those with its shard.
 //!
 //! ```
 //! use pleach_collectives::{Group, Options};
@@ -57,6 +58,7 @@ use crate::interpreter::digest;
 use crate::layout::Layout;
 use crate::parallelize::{Layer, Machine, Network, PlanError, Planner, Shape, Split};
 use crate::perceptron::{Perceptron, Sample, add_scaled, cross_entropy, softmax};
+use crate::replay::Whole;
 use crate::scheme::Scheme;
 use crate::trainer::{Kept, TrainError, Trainer};
 
@@ -227,7 +229,9 @@ impl Shards {
 }
 
 /// The number of groups with which a step of a network is predicted to take the least time: near
-/// √(N·MB/ofm) for each layer alone (see [`parallelize`](crate::parallelize)).
+/// √(N·MB/ofm) for each layer alone (see [`parallelize`](crate::parallelize)). It is one for all
+/// layers: between layers with groups of their own a rank would change its images, and all
+/// activations would travel once more, which the planner does not count.
 ///
 /// `images` are those of a rank in a step.
 ///
@@ -428,7 +432,7 @@ impl Hybrid {
     }
 }
 
-/// Checkpoints of all ranks. Each call is made by all of them, with a trainer of
+/// Checkpoints and logs of all ranks. Each call is made by all of them, with a trainer of
 /// [`Hybrid::across`].
 impl Hybrid {
     /// As [`Trainer::save`], of all ranks.
@@ -468,9 +472,24 @@ impl Hybrid {
         trainer.restore_parameters_as(&self.kept(), folder, &read)
     }
 
+    /// As [`Trainer::logged`], of all ranks: the log of a rank is of the average of its shard, and
+    /// has the rank's number among all. Replayed is that average; activations are no events.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Trainer::logged`].
+    pub fn logged(&self, trainer: Trainer, folder: &Path) -> Result<Trainer, TrainError> {
+        let place = (self.all.rank(), self.all.world_size());
+        trainer.logged_as(folder, Some(Whole::new(&self.scheme(), place)))
+    }
+
+    /// With the number of groups that there are.
+    fn scheme(&self) -> Scheme {
+        Scheme::Hybrid { groups: Some(self.across.world_size()) }
+    }
+
     fn kept(&self) -> Kept {
-        let scheme = Scheme::Hybrid { groups: Some(self.across.world_size()) }.to_string();
-        Kept::new(&self.all, scheme, self.network.lengths())
+        Kept::new(&self.all, self.scheme().to_string(), self.network.lengths())
     }
 
     /// The parameters of the network that a checkpoint is of.

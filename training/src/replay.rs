@@ -96,6 +96,8 @@ enum Line {
         /// Whether the training is bucket by bucket.
         #[serde(default)]
         by_bucket: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        part_of: Option<Whole>,
     },
     /// What the policy remembered when it began, from a checkpoint.
     State(Vec<u8>),
@@ -108,8 +110,35 @@ enum Line {
     },
 }
 
+/// The training of which the ranks that a policy knows are a part: those of a
+/// [hybrid](crate::hybrid) training with one shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Whole {
+    scheme: String,
+    rank: Rank,
+    ranks: u32,
+}
+
+impl Whole {
+    /// This rank among all of a training by a scheme.
+    pub(crate) fn new(scheme: &Scheme, (rank, ranks): (Rank, u32)) -> Self {
+        Self { scheme: scheme.to_string(), rank, ranks }
+    }
+
+    /// Whether a rank among those with its shard has that place in the training.
+    fn has(&self, (rank, ranks): (Rank, u32)) -> bool {
+        let is_hybrid = |scheme| matches!(scheme, Scheme::Hybrid { groups: Some(groups) } if groups == ranks);
+        self.scheme.parse().is_ok_and(is_hybrid)
+            && self.ranks <= RANKS_MAX
+            && self.ranks > 0
+            && self.ranks.is_multiple_of(ranks)
+            && self.rank / (self.ranks / ranks) == rank
+    }
+}
+
 struct Writer {
     path: PathBuf,
+    part_of: Option<Whole>,
     out: BufWriter<File>,
     events: u64,
     failed: Option<io::Error>,
@@ -138,26 +167,32 @@ impl Writer {
 pub(crate) struct Log(Arc<Mutex<Writer>>);
 
 impl Log {
-    /// Begins the log of a rank in a folder.
+    /// Begins the log of a rank in a folder. With a whole the rank is named by its number there.
     pub(crate) fn create(
         folder: &Path,
         scheme: &Scheme,
         layout: &Layout,
         (rank, ranks): (Rank, u32),
         by_bucket: bool,
+        part_of: Option<Whole>,
     ) -> Result<Self, LogError> {
-        let path = folder.join(format!("rank-{rank}.log"));
+        let number = part_of.as_ref().map_or(rank, |whole| whole.rank);
+        let path = folder.join(format!("rank-{number}.log"));
         let created = fs::create_dir_all(folder).and_then(|()| File::create(&path));
         let file = created.map_err(|error| LogError::Io { done: "written", path: path.clone(), error })?;
-        let mut writer = Writer { path, out: BufWriter::new(file), events: 0, failed: None };
+        let out = BufWriter::new(file);
+        let mut writer = Writer { path, part_of: part_of.clone(), out, events: 0, failed: None };
         let (scheme, layers) = (scheme.to_string(), layout.layers().to_vec());
-        writer.line(&Line::Training { format: FORMAT, scheme, layers, rank, ranks, by_bucket }, None);
+        let line = Line::Training { format: FORMAT, scheme, layers, rank, ranks, by_bucket, part_of };
+        writer.line(&line, None);
         Ok(Self(Arc::new(Mutex::new(writer))))
     }
 
-    /// The folder in which it is.
-    pub(crate) fn folder(&self) -> PathBuf {
-        self.with(|writer| writer.path.parent().map(Path::to_owned).unwrap_or_default())
+    /// The folder in which it is, and what it is a part of.
+    pub(crate) fn place(&self) -> (PathBuf, Option<Whole>) {
+        self.with(|writer| {
+            (writer.path.parent().map(Path::to_owned).unwrap_or_default(), writer.part_of.clone())
+        })
     }
 
     /// The same policy, whose events are written.
@@ -313,6 +348,8 @@ impl End {
 /// A policy that is told a log.
 struct Replay {
     policy: Box<dyn Policy>,
+    /// The number of its rank, and of all that it knows.
+    place: (Rank, u32),
     buckets: usize,
     actions: Actions,
     /// What was asked for and has not ended. A log that was changed must not tell the policy of
@@ -330,7 +367,7 @@ struct Replay {
 
 impl Replay {
     fn begin(line: &str) -> Result<Self, String> {
-        let Ok(Line::Training { format, scheme, layers, rank, ranks, by_bucket }) =
+        let Ok(Line::Training { format, scheme, layers, rank, ranks, by_bucket, part_of }) =
             serde_json::from_str(line)
         else {
             return Err("it does not begin as a log".to_owned());
@@ -342,6 +379,12 @@ impl Replay {
         let parameters = layout.parameters();
         if rank >= ranks || ranks > RANKS_MAX || parameters == 0 || parameters == usize::MAX {
             return Err(format!("rank {rank} of {ranks}, {parameters} parameters"));
+        }
+        if let Some(whole) = part_of.as_ref().filter(|whole| !whole.has((rank, ranks))) {
+            let Whole { scheme, rank: number, ranks: all } = whole;
+            return Err(format!(
+                "rank {number} of {all} by {scheme}, and rank {rank} of {ranks} of its shard"
+            ));
         }
         let parsed: Scheme = scheme.parse().map_err(|error| format!("{error}"))?;
         if let Scheme::Sync { bucket_bytes, .. } = parsed
@@ -355,8 +398,11 @@ impl Replay {
             parsed.plan(&layout, rank, ranks)
         };
         let plan = plan.map_err(|error| error.to_string())?;
+        let Whole { scheme, rank: number, ranks: all } =
+            part_of.unwrap_or_else(|| Whole { scheme, rank, ranks });
         Ok(Self {
             policy: plan.policy,
+            place: (rank, ranks),
             buckets: plan.buckets.len(),
             actions: Actions::default(),
             under_way: Vec::new(),
@@ -364,7 +410,14 @@ impl Replay {
             computing: None,
             is_paused: false,
             is_stopped: false,
-            replayed: Replayed { scheme, rank, ranks, events: 0, actions: 0, is_complete: false },
+            replayed: Replayed {
+                scheme,
+                rank: number,
+                ranks: all,
+                events: 0,
+                actions: 0,
+                is_complete: false,
+            },
         })
     }
 
@@ -419,8 +472,7 @@ impl Replay {
 
     /// Whether an event follows from what was asked for.
     fn may_come(&mut self, event: Event) -> bool {
-        let Replayed { rank: own, ranks, events, .. } = self.replayed;
-        let is_first = events == 0;
+        let ((own, ranks), is_first) = (self.place, self.replayed.events == 0);
         match event {
             Event::Start => is_first,
             Event::Resume => {

@@ -70,9 +70,9 @@ impl Trainer {
         match self.log.take() {
             Some(log) => {
                 // The old file is written to the end before the new one takes its place.
-                let folder = log.folder();
+                let (folder, part_of) = log.place();
                 drop(log);
-                self.logged(&folder)
+                self.logged_as(&folder, part_of)
             }
             None => Ok(self),
         }

@@ -52,7 +52,7 @@ use crate::interpreter::{Interpreter, Plan, Request, Staleness, Vectors, combine
 use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Vector};
-use crate::replay::Log;
+use crate::replay::{Log, Whole};
 use crate::rows::Rows;
 use crate::scheme::Scheme;
 pub use error::TrainError;
@@ -319,10 +319,15 @@ impl Trainer {
     /// # Errors
     ///
     /// The file cannot be made. That it cannot be written is an error of [`Trainer::finish`].
-    pub fn logged(mut self, folder: &Path) -> Result<Self, TrainError> {
+    pub fn logged(self, folder: &Path) -> Result<Self, TrainError> {
+        self.logged_as(folder, None)
+    }
+
+    /// The same of a training that is a part of another one.
+    pub(crate) fn logged_as(mut self, folder: &Path, part_of: Option<Whole>) -> Result<Self, TrainError> {
         self.expect_group("a log")?;
         let place = (self.group.rank(), self.group.world_size());
-        let log = Log::create(folder, &self.scheme, &self.layout, place, self.is_by_bucket)?;
+        let log = Log::create(folder, &self.scheme, &self.layout, place, self.is_by_bucket, part_of)?;
         self.interpreter.wrap(|policy| log.of(policy));
         self.log = Some(log);
         Ok(self)

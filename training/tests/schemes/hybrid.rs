@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use pleach_collectives::{Group, Report};
+use pleach_training::replay::{LogError, replay_all};
 use pleach_training::{Hybrid, HybridError, Perceptron, Sgd, Trainer};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::digest::{chain, hash_of_pair};
@@ -186,6 +187,48 @@ fn groups_that_would_differ_and_batches_that_do_are_refused_with_what_to_give() 
         assert!(many.starts_with("3 images in a batch of 2"), "{many}");
         assert!(class.starts_with("1 images in a batch of 2") && class.contains("3 classes"), "{class}");
         assert!(length.contains("give slices of the layout's length"), "{length}");
+    }
+}
+
+#[test]
+fn what_each_rank_of_a_hybrid_training_was_told_is_replayed_as_a_part_of_all() {
+    const STEPS: u64 = 6;
+    for groups in [1, 2, 4] {
+        let logs = Folder::new("hybrid-logs");
+        with_group(Fabric::Shm, |group| {
+            let (network, rank) = (network(), group.rank());
+            let mut hybrid = Hybrid::new(&group, &network, Some(groups), BATCH as u32).expect("divides four");
+            let (across, layout) = (hybrid.across().clone(), hybrid.layout());
+            let sync = "sync".parse().expect("is a scheme");
+            let trainer = Trainer::new(&across, &sync, &layout, STEPS).expect("has memory");
+            let mut trainer = hybrid.logged(trainer, logs.path()).expect("there is space");
+            trainer.parameters_mut().copy_from_slice(&hybrid.shard(&network.initial(7)));
+            let mut sgd = Sgd::new(layout.parameters(), RATE, MOMENTUM);
+            while let Some(mut step) = trainer.step().expect("goes on") {
+                let own = images(rank, step.number());
+                let (shard, gradient) = step.vectors().expect("nothing is ready");
+                let loss = hybrid.gradient(shard, &mut borrowed(&own), gradient).expect("goes on");
+                step.update(|shard, gradient| sgd.step(shard, gradient), loss).expect("goes on");
+            }
+            trainer.finish().expect("ends");
+        });
+        let all = replay_all(logs.path()).expect("each rank does the same again");
+        assert_eq!(all.len(), RANKS as usize);
+        for (rank, replayed) in (0..).zip(&all) {
+            assert_eq!((replayed.rank, replayed.ranks, replayed.is_complete), (rank, RANKS, true));
+            assert_eq!(replayed.scheme, format!("hybrid:groups={groups}"));
+            // A step is at least ready, computed and averaged.
+            assert!(replayed.events > 3 * STEPS && replayed.actions >= replayed.events, "{replayed:?}");
+        }
+        // A rank that is none of its group is refused.
+        let file = logs.path().join("rank-3.log");
+        let log = std::fs::read_to_string(&file).expect("was written");
+        let place = format!("\"rank\":3,\"ranks\":{RANKS}}}");
+        let other = place.replace('3', "9");
+        assert_eq!(log.matches(&place).count(), 1, "{groups} groups: {}", log.lines().next().unwrap_or(""));
+        std::fs::write(&file, log.replacen(&place, &other, 1)).expect("there is space");
+        let error = replay_all(logs.path()).expect_err("there is no rank 9 of 4");
+        assert!(matches!(&error, LogError::Form { line: 1, .. }), "{error}");
     }
 }
 
