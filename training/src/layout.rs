@@ -26,7 +26,8 @@ impl Layout {
     }
 
     /// A table of so many rows of this length, as one layer: an update that changes few rows is
-    /// sent and kept as those rows, by schemes whose ranks write to each other.
+    /// sent and kept as those rows, by schemes whose ranks write to each other, and of a share the
+    /// rows that have changed are read.
     #[must_use]
     pub fn table(rows: usize, length: usize) -> Self {
         let length = length.max(1);

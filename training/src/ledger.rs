@@ -136,19 +136,78 @@ pub enum PolicyError {
     },
 }
 
-/// A piece in use.
+/// A piece of a vector in use.
 #[derive(Clone, Debug)]
 struct Use {
     user: User,
-    vector: Vector,
     piece: Range<usize>,
+}
+
+/// Uses of one vector of one kind, by where their pieces begin.
+#[derive(Clone, Debug, Default)]
+struct Uses(Vec<Use>);
+
+impl Uses {
+    fn insert(&mut self, user: User, piece: &Range<usize>) {
+        let place =
+            self.0.partition_point(|used| (used.piece.start, used.piece.end) <= (piece.start, piece.end));
+        self.0.insert(place, Use { user, piece: piece.clone() });
+    }
+
+    /// The place of a use.
+    fn place(&self, user: User, begin: usize) -> Option<usize> {
+        let first = self.0.partition_point(|used| used.piece.start < begin);
+        let with_this_begin = self.0[first..].iter().take_while(|used| used.piece.start == begin);
+        with_this_begin.zip(first..).find(|(used, _)| used.user == user).map(|(_, place)| place)
+    }
+
+    fn remove(&mut self, user: User, begin: usize) {
+        if let Some(place) = self.place(user, begin) {
+            self.0.remove(place);
+        }
+    }
+
+    /// A use of a piece that has elements of this one.
+    fn overlapping(&self, piece: &Range<usize>) -> Option<&Use> {
+        self.0
+            .iter()
+            .take_while(|used| used.piece.start < piece.end)
+            .find(|used| piece.start < used.piece.end)
+    }
+
+    /// The same, of pieces that have no elements in common, so that their ends are in order, too.
+    fn overlapping_of_disjoint(&self, piece: &Range<usize>) -> Option<&Use> {
+        let first = self.0.partition_point(|used| used.piece.end <= piece.start);
+        self.0.get(first).filter(|used| used.piece.start < piece.end)
+    }
+
+    fn end_computing(&mut self) {
+        self.0.retain(|used| used.user != User::Computing);
+    }
+
+    fn has_computing(&self) -> bool {
+        self.0.iter().any(|used| used.user == User::Computing)
+    }
+}
+
+/// An operation under way: the use that ends with it.
+#[derive(Clone, Debug)]
+struct UnderWay {
+    id: OperationId,
+    vector: Vector,
+    begin: usize,
     writes: bool,
 }
 
-/// The pieces in use on one rank.
+/// The pieces in use on one rank. A rank that reads from, and writes to, all others has hundreds of
+/// them, so they are found without a look at each.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    uses: Vec<Use>,
+    /// By vector. Pieces that are written have no elements in common.
+    written: [Uses; Vector::COUNT],
+    read: [Uses; Vector::COUNT],
+    /// In the order of their numbers.
+    under_way: Vec<UnderWay>,
     /// Larger than the number of each operation so far.
     next: u64,
 }
@@ -166,13 +225,9 @@ impl Ledger {
         piece: &Range<usize>,
         writes: bool,
     ) -> Result<(), PolicyError> {
-        let conflicts = |used: &&Use| {
-            used.vector == vector
-                && (writes || used.writes)
-                && used.piece.start < piece.end
-                && piece.start < used.piece.end
-        };
-        match self.uses.iter().find(conflicts) {
+        let written = self.written[vector.index()].overlapping_of_disjoint(piece);
+        let in_use = written.or_else(|| self.read[vector.index()].overlapping(piece).filter(|_| writes));
+        match in_use {
             None => Ok(()),
             Some(used) => Err(PolicyError::InUse { user, vector, piece: piece.clone(), holder: used.user }),
         }
@@ -180,7 +235,8 @@ impl Ledger {
 
     /// Nothing is in use any more: computing and all operations are over.
     pub fn abandon(&mut self) {
-        self.uses.clear();
+        self.written.iter_mut().chain(&mut self.read).for_each(|uses| uses.0.clear());
+        self.under_way.clear();
     }
 
     /// Begins the computing of a gradient of `parameters` elements in these buckets.
@@ -195,9 +251,9 @@ impl Ledger {
     ) -> Result<(), PolicyError> {
         self.check(User::Computing, Vector::Parameters, &(0..parameters), false)?;
         self.check(User::Computing, Vector::Gradient, &(0..parameters), true)?;
-        self.insert(User::Computing, Vector::Parameters, 0..parameters, false);
+        self.read[Vector::Parameters.index()].insert(User::Computing, &(0..parameters));
         for bucket in buckets {
-            self.insert(User::Computing, Vector::Gradient, bucket.clone(), true);
+            self.written[Vector::Gradient.index()].insert(User::Computing, bucket);
         }
         Ok(())
     }
@@ -210,32 +266,39 @@ impl Ledger {
     pub fn begin_bucket(&mut self, bucket: &Range<usize>) -> Result<(), PolicyError> {
         self.check(User::Computing, Vector::Parameters, bucket, false)?;
         self.check(User::Computing, Vector::Gradient, bucket, true)?;
-        self.insert(User::Computing, Vector::Parameters, bucket.clone(), false);
-        self.insert(User::Computing, Vector::Gradient, bucket.clone(), true);
+        self.read[Vector::Parameters.index()].insert(User::Computing, bucket);
+        self.written[Vector::Gradient.index()].insert(User::Computing, bucket);
         Ok(())
     }
 
     /// Whether anything is computed.
     #[must_use]
     pub fn has_computing(&self) -> bool {
-        self.uses.iter().any(|used| used.user == User::Computing)
+        // Its parameters are in use until its end, and its gradient until each bucket is ready.
+        self.read[Vector::Parameters.index()].has_computing()
     }
 
     /// Ends the computing of a bucket; returns whether it was computed.
     pub fn end_bucket(&mut self, bucket: &Range<usize>) -> bool {
-        let is_bucket = |used: &Use| used.user == User::Computing && used.writes && used.piece == *bucket;
-        self.uses.iter().position(is_bucket).map(|place| self.uses.swap_remove(place)).is_some()
+        let place = self.computed_place(bucket);
+        place.map(|place| self.written[Vector::Gradient.index()].0.remove(place)).is_some()
     }
 
     /// Whether a bucket is being computed.
     #[must_use]
     pub fn is_computing(&self, bucket: &Range<usize>) -> bool {
-        self.uses.iter().any(|used| used.user == User::Computing && used.writes && used.piece == *bucket)
+        self.computed_place(bucket).is_some()
+    }
+
+    fn computed_place(&self, bucket: &Range<usize>) -> Option<usize> {
+        let written = &self.written[Vector::Gradient.index()];
+        written.place(User::Computing, bucket.start).filter(|place| written.0[*place].piece == *bucket)
     }
 
     /// Ends all computing.
     pub fn end_computing(&mut self) {
-        self.uses.retain(|used| used.user != User::Computing);
+        self.read[Vector::Parameters.index()].end_computing();
+        self.written[Vector::Gradient.index()].end_computing();
     }
 
     /// Begins an operation that reads a piece, and also writes it if `writes` says so.
@@ -254,7 +317,8 @@ impl Ledger {
             return Err(PolicyError::Repeated(id));
         }
         self.check(User::Operation(id), vector, piece, writes)?;
-        self.insert(User::Operation(id), vector, piece.clone(), writes);
+        self.uses(vector, writes).insert(User::Operation(id), piece);
+        self.under_way.push(UnderWay { id, vector, begin: piece.start, writes });
         self.next = id.0 + 1;
         Ok(())
     }
@@ -265,25 +329,29 @@ impl Ledger {
     ///
     /// [`PolicyError::NotUnderWay`].
     pub fn end_operation(&mut self, id: OperationId) -> Result<(), PolicyError> {
-        let place = self.uses.iter().position(|used| used.user == User::Operation(id));
-        let place = place.ok_or(PolicyError::NotUnderWay(id))?;
-        self.uses.swap_remove(place);
+        let place = self.under_way.binary_search_by_key(&id, |operation| operation.id);
+        let UnderWay { vector, begin, writes, .. } =
+            self.under_way.remove(place.map_err(|_| PolicyError::NotUnderWay(id))?);
+        self.uses(vector, writes).remove(User::Operation(id), begin);
         Ok(())
     }
 
     /// Whether nothing is in use.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.uses.is_empty()
+        self.under_way.is_empty() && !self.has_computing()
     }
 
-    fn insert(&mut self, user: User, vector: Vector, piece: Range<usize>, writes: bool) {
-        self.uses.push(Use { user, vector, piece, writes });
+    fn uses(&mut self, vector: Vector, writes: bool) -> &mut Uses {
+        let all = if writes { &mut self.written } else { &mut self.read };
+        &mut all[vector.index()]
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const FIRST: OperationId = OperationId(0);
@@ -312,6 +380,32 @@ mod tests {
         ledger.end_operation(FIRST).expect("it is under way");
         assert!(ledger.check(User::Update, Vector::Delta, &(4..6), true).is_ok());
         assert!(ledger.check(User::Update, Vector::Delta, &(5..7), true).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_refused_as_a_look_at_each_use_would_refuse_them(
+            asked in prop::collection::vec((0_usize..12, 0_usize..5, prop::bool::ANY, 0_usize..8), 1..40),
+        ) {
+            let mut ledger = Ledger::default();
+            let mut under_way: Vec<(OperationId, Range<usize>, bool)> = Vec::new();
+            for (id, (begin, length, writes, ends)) in (0..).map(OperationId).zip(asked) {
+                let piece = begin..begin + length;
+                let is_used = under_way.iter().any(|(_, used, written)| {
+                    (writes || *written) && used.start < piece.end && piece.start < used.end
+                });
+                let begun = ledger.begin_operation(id, Vector::Delta, &piece, writes);
+                prop_assert_eq!(begun.is_err(), is_used);
+                if begun.is_ok() {
+                    under_way.push((id, piece, writes));
+                }
+                if ends < under_way.len() {
+                    let (ended, ..) = under_way.remove(ends);
+                    prop_assert_eq!(ledger.end_operation(ended), Ok(()));
+                }
+                prop_assert_eq!(ledger.is_empty(), under_way.is_empty());
+            }
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 pub mod checkpoint;
 pub mod compression;
+mod copies;
 pub mod hybrid;
 pub mod interpreter;
 pub mod layout;

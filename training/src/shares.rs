@@ -57,6 +57,14 @@ impl WindowPlan {
         }
     }
 
+    /// The elements that a rank publishes at most: its share, and a stamp for each row of it (see
+    /// `copies`).
+    #[must_use]
+    pub fn published(&self, elements: usize) -> usize {
+        let longest = self.longest(elements);
+        longest + self.row.map_or(0, |row| longest / row)
+    }
+
     /// All ranks but this one.
     pub fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
         let own = self.rank;

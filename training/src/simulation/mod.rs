@@ -41,8 +41,8 @@ use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::scheme::{Refusal, Scheme};
 use crate::state::StateError;
-use network::Transfers;
-use rank::{Message, Outgoing, SimulatedRank};
+use network::{OnTheWay, Transfers};
+use rank::{Message, Outgoing, SimulatedRank, compute_all};
 
 use rounds::{Completed, Rounds};
 
@@ -205,6 +205,10 @@ pub struct Simulated {
 /// longer.
 const THREADS_FROM: usize = 512;
 
+/// Gradients that a thread computes at a time: so many that it counts little to start the thread,
+/// and so few that they are in a cache still when their ranks make their steps.
+const GRADIENTS_PER_THREAD: usize = 8;
+
 /// What happens at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
@@ -277,6 +281,10 @@ struct Call {
 /// Ranks in virtual time; see the module.
 pub struct Simulation<'a, L> {
     learner: &'a L,
+    /// The parameters of the model.
+    parameters: usize,
+    /// Threads that compute gradients, at most.
+    threads: usize,
     settings: Settings,
     /// In place of drawn ones.
     recorded: Option<Arc<RecordedTimes>>,
@@ -292,14 +300,12 @@ pub struct Simulation<'a, L> {
     /// When the network is free for the next all-reduce.
     free_from: Nanos,
     transfers: Transfers,
-    /// Messages and reads on their way, by a number.
-    messages: HashMap<u64, Message>,
-    readings: HashMap<u64, Reading>,
+    messages: OnTheWay<Message>,
+    readings: OnTheWay<Reading>,
     rounds: Vec<Rounds>,
     /// By rank and its line: which of the rounds.
     lines: Vec<Vec<usize>>,
-    completed: HashMap<u64, Completed>,
-    sent: u64,
+    completed: OnTheWay<Completed>,
     requests: Vec<Request>,
     /// Whether rank 0 has begun a step that is to be observed.
     is_observed: bool,
@@ -353,9 +359,15 @@ impl<'a, L: Learner> Simulation<'a, L> {
         if settings.ranks == 0 {
             return Err(SimulationError::NoRanks);
         }
-        if learner.layout().parameters() == 0 {
+        let parameters = learner.layout().parameters();
+        if parameters == 0 {
             return Err(SimulationError::NoParameters);
         }
+        // To ask for the processors takes longer than a gradient of a small model.
+        let threads = match parameters {
+            ..THREADS_FROM => 1,
+            _ => std::thread::available_parallelism().map_or(1, usize::from),
+        };
         let initial = learner.initial();
         let rank = |rank| SimulatedRank::new(rank, plan(rank), &initial, learner, settings);
         let ranks = (0..settings.ranks).map(rank);
@@ -373,6 +385,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         Ok(Self {
             learner,
+            parameters,
+            threads,
             settings: *settings,
             recorded: None,
             exchanges: Duration::ZERO,
@@ -384,12 +398,11 @@ impl<'a, L: Learner> Simulation<'a, L> {
             calls_ended: 0,
             free_from: Nanos::ZERO,
             transfers: Transfers::default(),
-            messages: HashMap::new(),
-            readings: HashMap::new(),
+            messages: OnTheWay::default(),
+            readings: OnTheWay::default(),
             rounds,
             lines,
-            completed: HashMap::new(),
-            sent: 0,
+            completed: OnTheWay::default(),
             requests: Vec::new(),
             is_observed: false,
             begins_with: Event::Start,
@@ -516,7 +529,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
             self.now = now;
             match happening {
                 Happening::Ready { rank, bucket } => {
-                    self.compute()?;
+                    while self.ranks[rank as usize].lacks_gradient() {
+                        self.compute();
+                    }
+                    if let Some((step, loss)) = self.ranks[rank as usize].infinite_loss() {
+                        return Err(SimulationError::Loss { rank, step, loss: loss.to_string() });
+                    }
                     self.deliver(rank, Event::Ready(bucket), network)?;
                 }
                 Happening::Needs { rank, bucket } => {
@@ -530,7 +548,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 }
                 Happening::Averaged => self.averaged(network)?,
                 Happening::Arrives { rank, message } => {
-                    let message = self.messages.remove(&message).expect("it was sent once");
+                    let message = self.messages.take(message);
                     self.ranks[rank as usize].inbox.push_back(message);
                     if !self.ranks[rank as usize].is_computing() {
                         self.hear_all(rank, network)?;
@@ -543,7 +561,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 }
                 Happening::Look { line } => self.look_at_round(line, network),
                 Happening::Combined { rank, message } => {
-                    let completed = self.completed.remove(&message).expect("it has ended once");
+                    let completed = self.completed.take(message);
                     if let Some((vector, result)) = completed.result {
                         let all = 0..result.len();
                         self.ranks[rank as usize].piece(vector, &all).copy_from_slice(&result);
@@ -598,10 +616,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn send_outgoing(&mut self, rank: Rank, network: &mut dyn Network) {
         while let Some((written, to, bytes, message)) = self.ranks[rank as usize].next_message() {
             let at = self.transfers.send(network, self.now, rank, to, bytes);
-            self.sent += 1;
-            let number = self.sent;
-            self.messages.insert(number, message);
-            self.happen(at, Happening::Arrives { rank: to, message: number });
+            let message = self.messages.put(message);
+            self.happen(at, Happening::Arrives { rank: to, message });
             if let Some(id) = written {
                 self.happen(self.now, Happening::Written { rank, id });
             }
@@ -620,13 +636,13 @@ impl<'a, L: Learner> Simulation<'a, L> {
     /// time.
     fn look_at_round(&mut self, line: usize, network: &mut dyn Network) {
         for completed in self.rounds[line].completed() {
-            self.sent += 1;
-            self.happen(self.now, Happening::Combined { rank: completed.rank, message: self.sent });
-            self.completed.insert(self.sent, completed);
+            let rank = completed.rank;
+            let message = self.completed.put(completed);
+            self.happen(self.now, Happening::Combined { rank, message });
         }
         let (is_open, look_at) = self.rounds[line].open(self.now);
         if is_open {
-            let bytes = (size_of::<f32>() * self.learner.layout().parameters()) as u64;
+            let bytes = (size_of::<f32>() * self.parameters) as u64;
             let ranks = self.rounds[line].ranks();
             let time = if ranks.len() == self.ranks.len() {
                 network.all_reduce(bytes)
@@ -648,20 +664,23 @@ impl<'a, L: Learner> Simulation<'a, L> {
         (id, into, piece, reads): (OperationId, Vector, Range<usize>, Reads),
         network: &mut dyn Network,
     ) {
-        let bytes = size_of::<f32>() as u64 * piece.len() as u64;
-        self.ranks[rank as usize].count(bytes);
-        // The request goes to the owner first.
-        let asked = self.now + network.transfer(rank, from, 0).latency;
         let (version, word, elements) = self.ranks[from as usize].published();
-        let at = self.transfers.send(network, asked, from, rank, bytes);
-        self.sent += 1;
-        self.readings.insert(self.sent, Reading { id, into, piece, from, reads, version, word, elements });
-        self.happen(at, Happening::ReadEnds { rank, message: self.sent });
+        let stamps = self.ranks[from as usize].stamps().filter(|_| reads == Reads::Consistent);
+        let (bytes, asks_twice) = self.ranks[rank as usize].read(from, stamps, piece.len());
+        // The request goes to the owner first.
+        let mut latency = network.transfer(rank, from, 0).latency;
+        if asks_twice {
+            latency += network.transfer(from, rank, 0).latency + network.transfer(rank, from, 0).latency;
+        }
+        let at = self.transfers.send(network, self.now + latency, from, rank, bytes);
+        let reading = Reading { id, into, piece, from, reads, version, word, elements };
+        let message = self.readings.put(reading);
+        self.happen(at, Happening::ReadEnds { rank, message });
     }
 
     fn read(&mut self, rank: Rank, message: u64, network: &mut dyn Network) -> Result<(), SimulationError> {
         let Reading { id, into, piece, from, reads, version, mut word, elements } =
-            self.readings.remove(&message).expect("it was begun once");
+            self.readings.take(message);
         let (_, _, newest) = self.ranks[from as usize].published();
         let target = self.ranks[rank as usize].piece(into, &piece);
         match elements {
@@ -714,7 +733,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     self.ask(rank, id, (wanted, &numbers, size_of_val(&numbers[..]) as u64), network)?;
                 }
                 Request::Contribute { id, line, vector, limit } => {
-                    let all = 0..self.learner.layout().parameters();
+                    let all = 0..self.parameters;
                     let rank_state = &mut self.ranks[rank as usize];
                     let given = rank_state.piece(vector, &all).to_vec();
                     let line = self.lines[rank as usize][line];
@@ -780,41 +799,27 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn pass_backward(&mut self, rank: Rank, begin: Nanos) {
         let step = self.ranks[rank as usize].step();
         self.is_observed |= rank == 0 && step.is_multiple_of(self.settings.observed_every.max(1));
-        let (ends, end) = self.ranks[rank as usize].pass_backward(begin);
-        for (bucket, at) in ends.into_iter().enumerate() {
+        self.ranks[rank as usize].begin_backward(begin);
+        for bucket in 0..self.ranks[rank as usize].buckets() {
+            let at = self.ranks[rank as usize].ready_at(begin, bucket);
             self.happen(at, Happening::Ready { rank, bucket });
         }
+        let end = self.ranks[rank as usize].backward_end(begin);
         self.happen(end, Happening::Computed { rank, step });
     }
 
-    /// Computes the gradients of all ranks that are computing, each once, on all processors. A
-    /// gradient depends on its rank alone, and its parameters stay as they are until it is there.
-    fn compute(&mut self) -> Result<(), SimulationError> {
+    /// Computes the gradients of ranks that are computing, those that are ready first, on all
+    /// processors. A gradient depends on its rank alone, and its parameters stay as they are until
+    /// it is ready. So it is computed when it is needed, and the next ones with it.
+    fn compute(&mut self) {
         let mut waiting: Vec<&mut SimulatedRank> =
             self.ranks.iter_mut().filter(|rank| rank.lacks_gradient()).collect();
-        if waiting.is_empty() {
-            return Ok(());
+        let most = self.threads * GRADIENTS_PER_THREAD;
+        if waiting.len() > most {
+            waiting.select_nth_unstable_by_key(most, |rank| rank.ready_from());
+            waiting.truncate(most);
         }
-        let learner = self.learner;
-        let threads = if learner.layout().parameters() < THREADS_FROM {
-            1
-        } else {
-            std::thread::available_parallelism().map_or(1, usize::from).min(waiting.len())
-        };
-        if threads == 1 {
-            waiting.into_iter().for_each(|rank| rank.compute(learner));
-        } else {
-            let each = waiting.len().div_ceil(threads);
-            std::thread::scope(|scope| {
-                for ranks in waiting.chunks_mut(each) {
-                    scope.spawn(move || ranks.iter_mut().for_each(|rank| rank.compute(learner)));
-                }
-            });
-        }
-        let failed = self.ranks.iter().find_map(|rank| Some((rank.number(), rank.infinite_loss()?)));
-        failed.map_or(Ok(()), |(rank, (step, loss))| {
-            Err(SimulationError::Loss { rank, step, loss: loss.to_string() })
-        })
+        compute_all(&mut waiting, self.learner, self.threads);
     }
 
     /// Notes that a rank asks for an all-reduce; the last one lets it begin.
@@ -859,21 +864,23 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn averaged(&mut self, network: &mut dyn Network) -> Result<(), SimulationError> {
         let call = self.calls.pop_front().expect("an all-reduce began");
         self.calls_ended += 1;
-        let outcome = match &call.wanted {
+        let average = match &call.wanted {
             Wanted::Average { vector, piece, compression } => {
                 let average = match compression {
                     Compression::None => self.average_of(*vector, piece),
                     _ => self.compressed_average_of(*vector, piece, *compression),
                 };
-                for rank in &mut self.ranks {
-                    rank.piece(*vector, piece).copy_from_slice(&average);
-                }
-                Outcome::Averaged
+                Some((*vector, piece, average))
             }
-            Wanted::Total { .. } => Outcome::Totalled,
+            Wanted::Total { .. } => None,
         };
+        let outcome = if average.is_some() { Outcome::Averaged } else { Outcome::Totalled };
         for (rank, id) in (0..).zip(call.asked) {
             let id = id.expect("all ranks have asked");
+            // Just before the rank steps by it, so that it is in the cache still.
+            if let Some((vector, piece, average)) = &average {
+                self.ranks[rank as usize].piece(*vector, piece).copy_from_slice(average);
+            }
             for (place, total) in (0..).zip(&call.totals) {
                 self.deliver(rank, Event::Totalled { place, total: *total }, network)?;
             }
@@ -922,7 +929,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
 
     /// The mean of all ranks' parameters.
     fn mean(&mut self) -> Vec<f32> {
-        let all = 0..self.learner.layout().parameters();
+        let all = 0..self.parameters;
         let mut sum = vec![0.0_f64; all.len()];
         for rank in &mut self.ranks {
             let parameters = rank.piece(Vector::Parameters, &all);
@@ -955,7 +962,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     fn simulated(mut self, has_ended: bool) -> Simulated {
-        let all = 0..self.learner.layout().parameters();
+        let all = 0..self.parameters;
         let digests = self.ranks.iter_mut().map(|rank| digest(rank.piece(Vector::Parameters, &all)));
         let digests: Vec<u64> = digests.collect();
         let agreement = self.ranks[0].agreement();

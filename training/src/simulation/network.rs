@@ -1,6 +1,5 @@
 //! How long operations of simulated ranks take, and in which order transfers have the links.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use pleach_collectives::Rank;
@@ -57,9 +56,9 @@ impl<F: FnMut(u64) -> Duration> Network for F {
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
     /// By rank: until when it sends, and until when it receives.
-    busy: HashMap<Rank, [Nanos; 2]>,
-    /// By sender and receiver: the latest arrival.
-    arrivals: HashMap<(Rank, Rank), Nanos>,
+    busy: Vec<[Nanos; 2]>,
+    /// By sender and receiver: the latest arrival. As long as ranks that have sent and received.
+    arrivals: Vec<Vec<Nanos>>,
 }
 
 impl Transfers {
@@ -77,13 +76,61 @@ impl Transfers {
         let end = begin + sending;
         self.busy(from)[0] = end;
         self.busy(to)[1] = end;
-        let latest = self.arrivals.entry((from, to)).or_default();
+        let latest = place_of(place_of(&mut self.arrivals, from), to);
         *latest = (*latest).max(end + latency);
         *latest
     }
 
     fn busy(&mut self, rank: Rank) -> &mut [Nanos; 2] {
-        self.busy.entry(rank).or_default()
+        place_of(&mut self.busy, rank)
+    }
+}
+
+/// The place of a rank, which is made if there is none.
+fn place_of<T: Default>(places: &mut Vec<T>, rank: Rank) -> &mut T {
+    let place = rank as usize;
+    if places.len() <= place {
+        places.resize_with(place + 1, T::default);
+    }
+    &mut places[place]
+}
+
+/// What is on its way, by numbers that are used again.
+///
+/// **Invariant:** no two things have one number at a time.
+#[derive(Debug)]
+pub(crate) struct OnTheWay<T> {
+    places: Vec<Option<T>>,
+    /// Numbers of empty places.
+    free: Vec<u64>,
+}
+
+impl<T> Default for OnTheWay<T> {
+    fn default() -> Self {
+        Self { places: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> OnTheWay<T> {
+    /// Keeps a thing; returns its number.
+    pub(crate) fn put(&mut self, thing: T) -> u64 {
+        let Some(number) = self.free.pop() else {
+            self.places.push(Some(thing));
+            return self.places.len() as u64 - 1;
+        };
+        self.places[number as usize] = Some(thing);
+        number
+    }
+
+    /// Takes the thing of this number out.
+    ///
+    /// # Panics
+    ///
+    /// There is none.
+    pub(crate) fn take(&mut self, number: u64) -> T {
+        let thing = self.places[number as usize].take().expect("it is on its way");
+        self.free.push(number);
+        thing
     }
 }
 
@@ -102,6 +149,16 @@ mod tests {
         fn transfer(&mut self, _: Rank, _: Rank, bytes: u64) -> TransferTime {
             TransferTime { latency: Duration::from_millis(1), sending: Duration::from_nanos(bytes) }
         }
+    }
+
+    #[test]
+    fn what_is_on_its_way_comes_out_by_its_number_and_leaves_its_place_to_others() {
+        let mut on_the_way = OnTheWay::default();
+        let numbers: Vec<u64> = ["one", "two", "three"].map(|thing| on_the_way.put(thing)).to_vec();
+        assert_eq!((on_the_way.take(numbers[1]), on_the_way.put("four")), ("two", numbers[1]));
+        let taken = numbers.iter().map(|number| on_the_way.take(*number)).collect::<Vec<_>>();
+        assert_eq!(taken, ["one", "four", "three"]);
+        assert_eq!(on_the_way.places.len(), 3, "as many places as were needed at a time");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One simulated rank: its policy, vectors, optimizer and times.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use super::Settings;
 use super::passes::Passes;
 use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::compression::Parts;
+use crate::copies::{Stamps, changed};
 use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors, combine, encode};
 use crate::layout::Bucket;
 use crate::learner::{Learner, Sgd};
@@ -28,6 +29,8 @@ struct Published {
     version: u64,
     word: u64,
     elements: Option<Arc<[f32]>>,
+    /// Of a table.
+    stamps: Option<Arc<[f32]>>,
 }
 
 /// The vectors of a rank on the heap; those that a scheme does not name are empty.
@@ -35,6 +38,8 @@ struct Published {
 struct LocalVectors {
     vectors: [Vec<f32>; Vector::COUNT],
     published: Published,
+    /// Of a table: the elements of a row, and which rows were published when.
+    stamps: Option<(usize, Stamps)>,
 }
 
 impl Vectors for LocalVectors {
@@ -48,8 +53,15 @@ impl Vectors for LocalVectors {
     }
 
     fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {
-        let elements = Some(Arc::from(&self.vectors[vector.index()][piece.clone()]));
-        self.published = Published { version: self.published.version + 1, word, elements };
+        let share = &self.vectors[vector.index()][piece.clone()];
+        let Published { version, word: published_word, elements, stamps } = &mut self.published;
+        (*version, *published_word) = (*version + 1, word);
+        *stamps = self.stamps.as_mut().map(|(row, stamps)| Arc::from(stamps.publish(share, *row)));
+        // Nobody reads the version before: its memory will do.
+        match elements.as_mut().and_then(Arc::get_mut).filter(|memory| memory.len() == share.len()) {
+            Some(memory) => memory.copy_from_slice(share),
+            None => *elements = Some(Arc::from(share)),
+        }
     }
 }
 
@@ -110,6 +122,8 @@ struct InComputing {
     waits: Option<(Bucket, Nanos)>,
     /// Whether the forward pass has, or comes to, all buckets without waiting.
     has_all: bool,
+    /// When its first bucket is ready, once the backward pass is to begin.
+    ready_from: Nanos,
     /// Once it is there.
     loss: Option<f32>,
 }
@@ -120,6 +134,18 @@ impl InComputing {
         let waits = self.waits.map_or(Duration::ZERO, |(_, since)| now.since(since));
         now.since(self.since).saturating_sub(self.waited + waits)
     }
+}
+
+/// Computes the gradients of ranks on so many threads, of which this one is the first.
+pub(crate) fn compute_all(ranks: &mut [&mut SimulatedRank], learner: &impl Learner, threads: usize) {
+    let each = ranks.len().div_ceil(threads);
+    let (own, others) = ranks.split_at_mut(each);
+    std::thread::scope(|scope| {
+        for ranks in others.chunks_mut(each.max(1)) {
+            scope.spawn(move || ranks.iter_mut().for_each(|rank| rank.compute(learner)));
+        }
+        own.iter_mut().for_each(|rank| rank.compute(learner));
+    });
 }
 
 /// See the module.
@@ -141,8 +167,10 @@ pub(crate) struct SimulatedRank {
     outgoing: VecDeque<Outgoing>,
     /// Lines that it leaves and that have not ended.
     leaving: usize,
-    /// By peer: writes that it has not heard of.
-    unheard: HashMap<Rank, u16>,
+    /// By peer, of a plan with a window: writes that it has not heard of.
+    unheard: Vec<u16>,
+    /// By peer, of a table: the stamps of its share, as it was read last.
+    known_stamps: Vec<Option<Arc<[f32]>>>,
 }
 
 impl SimulatedRank {
@@ -159,7 +187,10 @@ impl SimulatedRank {
             vectors.vectors[vector.index()] = vec![0.0; plan.parameters];
         }
         vectors.vectors[Vector::Parameters.index()].copy_from_slice(initial);
+        let row = plan.window.and_then(|window| window.row);
+        vectors.stamps = row.map(|row| (row, Stamps::default()));
         let sgd = Sgd::new(plan.parameters, settings.learning_rate, settings.momentum);
+        let peers = plan.window.map_or(0, |window| window.ranks as usize);
         Self {
             number,
             interpreter: Interpreter::new(plan, true),
@@ -174,7 +205,8 @@ impl SimulatedRank {
             inbox: VecDeque::new(),
             outgoing: VecDeque::new(),
             leaving: 0,
-            unheard: HashMap::new(),
+            unheard: vec![0; peers],
+            known_stamps: vec![None; if row.is_some() { peers } else { 0 }],
         }
     }
 
@@ -213,7 +245,7 @@ impl SimulatedRank {
     pub(crate) fn next_message(&mut self) -> Option<(Option<OperationId>, Rank, u64, Message)> {
         if let Outgoing::Write { to, .. } = self.outgoing.front()? {
             let slots = self.interpreter.window().map_or(0, |plan| plan.slots);
-            let unheard = self.unheard.entry(*to).or_default();
+            let unheard = &mut self.unheard[*to as usize];
             if *unheard >= slots {
                 return None;
             }
@@ -237,7 +269,7 @@ impl SimulatedRank {
 
     /// A peer has heard of a write.
     pub(crate) fn credit(&mut self, peer: Rank) {
-        *self.unheard.entry(peer).or_default() -= 1;
+        self.unheard[peer as usize] -= 1;
     }
 
     /// Stores the elements of a write that has come.
@@ -255,8 +287,28 @@ impl SimulatedRank {
 
     /// The version, the word and the elements that are published.
     pub(crate) fn published(&self) -> (u64, u64, Option<Arc<[f32]>>) {
-        let Published { version, word, elements } = &self.vectors.published;
+        let Published { version, word, elements, .. } = &self.vectors.published;
         (*version, *word, elements.clone())
+    }
+
+    /// The stamps of the rows that are published, of a table.
+    pub(crate) fn stamps(&self) -> Option<Arc<[f32]>> {
+        self.vectors.published.stamps.clone()
+    }
+
+    /// Notes a read of so many elements that a peer has published, with these stamps if it has
+    /// rows. Returns the bytes that a real rank would read, and whether it would read stamps first.
+    pub(crate) fn read(&mut self, from: Rank, stamps: Option<Arc<[f32]>>, len: usize) -> (u64, bool) {
+        let (mut elements, mut asks_twice) = (len, false);
+        if let Some((row, stamps)) = self.row().zip(stamps) {
+            let known = self.known_stamps[from as usize].replace(stamps.clone());
+            let rows = |known: &Arc<[f32]>| changed(known, &stamps, row).map(|run| run.len()).sum();
+            elements = stamps.len() + known.as_ref().map_or(len, rows);
+            asks_twice = known.is_some();
+        }
+        let bytes = (size_of::<f32>() * elements) as u64;
+        self.count(bytes);
+        (bytes, asks_twice)
     }
 
     /// The rank for whose word or credit it waits, if it waits.
@@ -358,8 +410,16 @@ impl SimulatedRank {
     pub(crate) fn begin_computing(&mut self, step: u64, now: Nanos, time: Duration) -> Option<Bucket> {
         let asks = self.interpreter.is_by_bucket();
         let waited = Duration::ZERO;
-        let computing =
-            InComputing { step, since: now, time, waited, waits: None, has_all: !asks, loss: None };
+        let computing = InComputing {
+            step,
+            since: now,
+            time,
+            waited,
+            waits: None,
+            has_all: !asks,
+            ready_from: now,
+            loss: None,
+        };
         self.in_computing = Some(computing);
         self.step = step;
         let last = self.interpreter.buckets().len().checked_sub(1);
@@ -387,18 +447,42 @@ impl SimulatedRank {
         waited.is_some()
     }
 
-    /// When each bucket is ready, and when all are, of the gradient that was begun and whose
-    /// backward pass begins then.
-    pub(crate) fn pass_backward(&self, begin: Nanos) -> (Vec<Nanos>, Nanos) {
-        let time = self.in_computing.map_or(Duration::ZERO, |computing| computing.time);
-        let at = |nanos| Nanos(begin.0.saturating_add(nanos));
-        let ready = (0..self.interpreter.buckets().len()).map(|bucket| at(self.passes.ready(time, bucket)));
-        (ready.collect(), at(self.passes.backward(time)))
+    /// Notes when the backward pass of the gradient that was begun begins.
+    pub(crate) fn begin_backward(&mut self, begin: Nanos) {
+        let ready_from = if self.buckets() > 0 { self.ready_at(begin, 0) } else { begin };
+        if let Some(computing) = &mut self.in_computing {
+            computing.ready_from = ready_from;
+        }
+    }
+
+    /// When the first bucket is ready of the gradient that was begun.
+    pub(crate) fn ready_from(&self) -> Nanos {
+        self.in_computing.map_or(Nanos::ZERO, |computing| computing.ready_from)
+    }
+
+    /// The number of buckets of its gradients.
+    pub(crate) fn buckets(&self) -> usize {
+        self.interpreter.buckets().len()
+    }
+
+    /// When a bucket is ready, of the gradient that was begun and whose backward pass begins then.
+    pub(crate) fn ready_at(&self, begin: Nanos, bucket: Bucket) -> Nanos {
+        Nanos(begin.0.saturating_add(self.passes.ready(self.computing_time(), bucket)))
+    }
+
+    /// When all buckets are.
+    pub(crate) fn backward_end(&self, begin: Nanos) -> Nanos {
+        Nanos(begin.0.saturating_add(self.passes.backward(self.computing_time())))
+    }
+
+    /// Of the gradient that was begun, without waiting for buckets.
+    fn computing_time(&self) -> Duration {
+        self.in_computing.map_or(Duration::ZERO, |computing| computing.time)
     }
 
     /// When the forward pass is over that begins now and waits for nothing.
     pub(crate) fn forward_end(&self, now: Nanos) -> Nanos {
-        let time = self.in_computing.map_or(Duration::ZERO, |computing| computing.time);
+        let time = self.computing_time();
         let forward = time.as_nanos() as u64 - self.passes.backward(time);
         Nanos(now.0.saturating_add(forward))
     }

@@ -16,6 +16,7 @@ use pleach_collectives::{Buffer, Operation, Rank, ReduceOp, Window, Word};
 use pleach_transport::clock::{self, Nanos};
 
 use super::{TrainError, Trainer};
+use crate::copies::PeerCopy;
 use crate::interpreter::{Request, Vectors};
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::rows::encode;
@@ -58,6 +59,8 @@ pub(crate) struct Messages {
     spare: Vec<Vec<f32>>,
     /// The rows of a write.
     rows: Vec<f32>,
+    /// By peer, of a table: its share, as it was read last.
+    copies: Vec<PeerCopy>,
 }
 
 impl Messages {
@@ -73,6 +76,7 @@ impl Messages {
             waits_since: None,
             spare: Vec::new(),
             rows: Vec::new(),
+            copies: (0..ranks).map(|_| PeerCopy::default()).collect(),
         }
     }
 
@@ -121,7 +125,7 @@ impl Trainer {
     /// Makes the window of the scheme's plan, with a slot more for words.
     pub(crate) fn open_window(&mut self) -> Result<(), TrainError> {
         if let Some(plan) = self.interpreter.window() {
-            let (len, slots) = (plan.longest(self.layout.parameters()), plan.slots + 1);
+            let (len, slots) = (plan.published(self.layout.parameters()), plan.slots + 1);
             self.vectors.window = Some(self.group.window(len, slots)?);
         }
         Ok(())
@@ -270,20 +274,34 @@ impl Trainer {
         piece: &Range<usize>,
         reads: Reads,
     ) -> Result<(u64, u64), TrainError> {
-        self.times.bytes += size_of::<f32>() as u64 * piece.len() as u64;
         if piece.is_empty() {
             let window = self.vectors.window.as_mut().expect("a plan with reads has a window");
             let (version, word) = window.read(from, 0..0, &mut [0.0_f32; 0])?;
             return Ok((version, word.number()));
         }
+        let (row, len) = (self.row(), piece.len());
         let mut part = self.vectors.take(into, piece).expect("the ledger found it free");
         let window = self.vectors.window.as_mut().expect("a plan with reads has a window");
-        let read = match reads {
-            Reads::Consistent => window.read(from, 0..piece.len(), &mut part),
-            Reads::Torn => {
-                window.read_torn(from, 0..piece.len(), &mut part).map(|version| (version, Word::EMPTY))
+        let mut elements_read = len;
+        let read = match (reads, row) {
+            (Reads::Consistent, Some(row)) => {
+                elements_read = 0;
+                let copy = &mut self.messages.copies[from as usize];
+                let renewed = copy.renew(len, row, |range, into| {
+                    elements_read += range.len();
+                    window.read(from, range, into)
+                });
+                if renewed.is_ok() {
+                    part.copy_from_slice(copy.elements(len));
+                }
+                renewed
+            }
+            (Reads::Consistent, None) => window.read(from, 0..len, &mut part),
+            (Reads::Torn, _) => {
+                window.read_torn(from, 0..len, &mut part).map(|version| (version, Word::EMPTY))
             }
         };
+        self.times.bytes += (size_of::<f32>() * elements_read) as u64;
         self.vectors.put(into, piece.start, part);
         let (version, word) = read?;
         Ok((version, word.number()))

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use pleach_collectives::{Buffer, CollectiveError, Window};
 
+use crate::copies::Stamps;
 use crate::interpreter::{Plan, Vectors};
 use crate::policy::Vector;
 use crate::rows::decode;
@@ -81,8 +82,10 @@ pub(crate) struct RegisteredVectors {
     vectors: [Pieces; Vector::COUNT],
     /// Peers reach what this rank publishes by it.
     pub(crate) window: Option<Window<f32>>,
-    /// A share that is shorter than the longest, with zeros behind it.
+    /// What is published of a share that is not all of it: its stamps behind it, and zeros.
     padded: Vec<f32>,
+    /// Of a table: the elements of a row, and which rows were published when.
+    stamps: Option<(usize, Stamps)>,
     /// Why something was not published.
     failed: Option<CollectiveError>,
 }
@@ -102,7 +105,9 @@ impl RegisteredVectors {
             };
             vectors[vector.index()].0.push((piece.start, buffer(piece.len())?));
         }
-        Ok(Self { optimizer: None, vectors, window: None, padded: Vec::new(), failed: None })
+        let row = plan.window.and_then(|window| window.row);
+        let stamps = row.map(|row| (row, Stamps::default()));
+        Ok(Self { optimizer: None, vectors, window: None, padded: Vec::new(), stamps, failed: None })
     }
 
     /// The error of a publication that has failed.
@@ -165,8 +170,12 @@ impl Vectors for RegisteredVectors {
         let published = if share.len() == window.len() {
             window.publish(share, word.into())
         } else {
+            self.padded.clear();
+            self.padded.extend_from_slice(share);
+            if let Some((row, stamps)) = &mut self.stamps {
+                self.padded.extend_from_slice(stamps.publish(share, *row));
+            }
             self.padded.resize(window.len(), 0.0);
-            self.padded[..share.len()].copy_from_slice(share);
             window.publish(&self.padded, word.into())
         };
         if let Err(error) = published {
