@@ -7,6 +7,7 @@ use pleach_training::{Layout, Learner, PolicyError, Scheme, Simulation};
 
 use super::model::{Linear, ROUNDING, difference, price, scheme, settings, simulate};
 use super::mutants::mutant;
+use super::quadratic::Quadratic;
 
 /// Elastic averaging of four ranks that take turns, in one loop: the centre at the end. `momentum`
 /// is that of EAMSGD.
@@ -54,24 +55,6 @@ fn ranks_that_take_turns_are_the_published_algorithm() {
         let text = format!("eamsgd:every={every},mode=round-robin,momentum=0.5");
         let worst = difference(&by_hand(every, 0.5), &simulate(&text, &settings(4)).parameters);
         assert!(worst <= ROUNDING, "{text}: {worst:e}");
-    }
-}
-
-/// `f(x) = x²/2` in one dimension, from 1: the gradient is `x` on all ranks.
-struct Quadratic;
-
-impl Learner for Quadratic {
-    fn layout(&self) -> Layout {
-        Layout::of(&[1])
-    }
-
-    fn initial(&self) -> Vec<f32> {
-        vec![1.0]
-    }
-
-    fn gradient(&self, _: Rank, _: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
-        gradient.copy_from_slice(parameters);
-        parameters[0] * parameters[0] / 2.0
     }
 }
 

@@ -12,6 +12,8 @@ mod lent;
 mod model;
 mod mutants;
 mod order;
+#[path = "../quadratic/mod.rs"]
+mod quadratic;
 #[path = "../../../collectives/tests/ranks/mod.rs"]
 mod ranks;
 mod real;
@@ -19,6 +21,7 @@ mod replay;
 mod resume;
 mod rounds;
 mod rows;
+mod streaming;
 mod superstep;
 mod swarm;
 mod taxonomy;
