@@ -137,6 +137,32 @@ impl Message {
         .finish()
     }
 
+    /// The highest seat that it names. Who keeps seats in a table looks at it first: bytes of a
+    /// peer name any seat.
+    #[must_use]
+    pub fn highest_seat(&self) -> Option<Seat> {
+        match self {
+            Self::Prepare { ballot, .. } | Self::Accepted { ballot, .. } => Some(ballot.seat),
+            Self::Refused { promised, .. } => Some(promised.seat),
+            Self::Promise { ballot, answer, .. } => {
+                let accepted = answer.accepted.iter();
+                let seats = accepted.flat_map(|(ballot, record)| [ballot.seat, record.highest_seat()]);
+                seats.chain([ballot.seat]).max()
+            }
+            Self::Accept { ballot, record } => Some(ballot.seat.max(record.highest_seat())),
+            Self::Decided(record) => Some(record.highest_seat()),
+            Self::View(view) => {
+                let others = view.unreached.iter().chain(&view.reached);
+                others.chain([&view.process]).map(|process| process.seat).max()
+            }
+            Self::Certificate(certificate) => {
+                let learned = certificate.learned.iter().map(|record| record.highest_seat());
+                learned.chain([certificate.process.seat]).max()
+            }
+            Self::Query(_) | Self::Ready { .. } | Self::Knows { .. } | Self::Alive { .. } => None,
+        }
+    }
+
     /// The message with these bytes.
     ///
     /// # Errors

@@ -254,6 +254,13 @@ impl Record {
         Some(self.members[rank])
     }
 
+    /// The highest seat that it names, of a member or of one that left.
+    #[must_use]
+    pub fn highest_seat(&self) -> Seat {
+        let causes = self.causes.iter().map(|cause| cause.process.seat);
+        self.members.iter().map(|member| member.seat).chain(causes).max().expect("there is a member")
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -129,6 +129,43 @@ proptest! {
     }
 }
 
+/// All of the strategies above name seats below 20.
+fn on_seat(seat: u32) -> [Message; 9] {
+    let (low, process) = (Process::new(3, 1), Process::new(seat, 1));
+    let record = |member: Process, cause: Process| {
+        let first = Record::first(vec![low]).expect("has a member");
+        let causes = vec![Cause { process: cause, reason: Reason::Left }];
+        Arc::new(first.next(vec![member], 1, Verdict::Retry, causes).expect("has a member"))
+    };
+    let ballot = Ballot { round: 1, seat: Seat(2) };
+    let answer = Answer { accepted: Some((ballot, record(low, process))), known: 0, begun: None };
+    let view = |unreached: Option<Process>, reached: Option<Process>| {
+        let (unreached, reached) = (unreached.into_iter().collect(), reached.into_iter().collect());
+        Message::View(View { process: low, version: 1, epoch: None, leaves: false, unreached, reached })
+    };
+    [
+        Message::Prepare { number: 1, ballot: Ballot { round: 1, seat: Seat(seat) } },
+        Message::Promise { number: 1, ballot, answer },
+        Message::Refused { number: 1, promised: Ballot { round: 1, seat: Seat(seat) } },
+        Message::Accept { ballot, record: record(process, low) },
+        Message::Decided(record(low, process)),
+        view(Some(process), None),
+        view(None, Some(process)),
+        Message::Certificate(Certificate { process, learned: None }),
+        Message::Certificate(Certificate { process: low, learned: Some(record(process, low)) }),
+    ]
+}
+
+#[test]
+fn the_highest_seat_of_a_message_is_found_wherever_it_stands() {
+    for seat in [4, 77, u32::MAX] {
+        for message in on_seat(seat) {
+            assert_eq!(message.highest_seat(), Some(Seat(seat)), "{message:?}");
+        }
+    }
+    assert_eq!(Message::Alive { asks: true }.highest_seat(), None);
+}
+
 #[test]
 fn contents_that_are_no_record_have_their_own_errors() {
     let twice = vec![Process::new(3, 1), Process::new(3, 2)];
