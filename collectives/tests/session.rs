@@ -13,6 +13,9 @@ mod member;
 #[path = "session/over_tcp.rs"]
 mod over_tcp;
 
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
+
 use std::time::Duration;
 
 use job::{Job, Told};
@@ -60,6 +63,12 @@ on_every_fabric!(
     who_is_not_of_the_job_is_refused,
     an_audit_names_who_differs,
     who_joins_is_audited_from_its_first_step_on,
+    who_joins_heals_behind_its_first_step,
+    two_heal_behind_a_step,
+    a_member_that_dies_while_one_heals_behind_a_step_is_replaced_as_a_source,
+    who_dies_while_it_heals_behind_a_step_holds_nobody_up,
+    a_step_that_does_not_only_reduce_is_repeated_after_healing,
+    who_has_read_nothing_is_told_so_when_it_leaves,
 );
 
 fn without_faults_each_step_is_committed_once(fabric: &str) {
@@ -175,16 +184,12 @@ fn too_few_members_say_so(fabric: &str) {
 
 /// Stopped processes have not ended, so nobody certifies that they have.
 fn without_a_quorum_a_member_gives_up_and_the_others_go_on(fabric: &str) {
-    let mut job = Job::start(fabric, 4, &["suspect=500", "watch=1"]);
+    let mut job = Job::start_together(fabric, 4, &["suspect=500", "watch=1"], &[1, 2, 3]);
     job.await_step(0, 6);
-    for seat in [1, 2, 3] {
-        job.signal(seat, Signal::STOP);
-    }
+    job.signal_together(Signal::STOP);
     job.await_told(0, |told| matches!(told, Told::End(_)));
     assert_eq!(job.ends(0), ["NoQuorum"]);
-    for seat in [1, 2, 3] {
-        job.signal(seat, Signal::CONT);
-    }
+    job.signal_together(Signal::CONT);
     job.await_all_of(&[1, 2, 3]);
     job.finish();
     job.check();
@@ -344,6 +349,8 @@ fn who_is_not_of_the_job_is_refused(fabric: &str) {
         (&["most=4"], "Differs"),
         (&["suspect=1999"], "Differs"),
         (&["tls=off"], "Differs"),
+        (&["heal=hidden"], "Differs"),
+        (&["heal-wait=59999"], "Differs"),
         (&["state=4"], "StatesDiffer"),
     ] {
         let other = job.spawn(2, settings);
@@ -382,4 +389,97 @@ fn an_audit_names_who_differs(fabric: &str) {
         assert_eq!(job.ends(seat), ["Diverged:1"], "seat {seat}");
         assert_eq!(job.committed(seat).len(), 6, "seat {seat}");
     }
+}
+
+/// Steps in which a member said that it contributes nothing.
+fn neutral(job: &Job, member: u32) -> usize {
+    job.told(member).iter().filter(|told| matches!(told, Told::Neutral(_))).count()
+}
+
+/// The newcomer takes part in its first step while it reads, and all update the same states after.
+fn who_joins_heals_behind_its_first_step(fabric: &str) {
+    for size in [2, 4] {
+        let mut job = Job::start(fabric, size, &["state=1500000", "heal=hidden", "audit=1"]);
+        job.await_step(0, 5);
+        let joined = job.spawn(size, &[]);
+        let all: Vec<u32> = (0..=joined).collect();
+        job.await_all_of(&all);
+        job.finish();
+        job.check();
+        for member in all {
+            assert_eq!(job.retries(member), 0, "member {member} of {size}");
+            assert_eq!(job.ends(member), [""; 0]);
+            assert_eq!(neutral(&job, member), usize::from(member == joined), "member {member} of {size}");
+        }
+        let first = job.told(joined).iter().find(|told| matches!(told, Told::Neutral(_)));
+        let Some(Told::Neutral(first)) = first else { panic!("{:#?}", job.told(joined)) };
+        assert_eq!(job.committed(joined)[0].0, *first, "it has the states after that step");
+    }
+}
+
+fn two_heal_behind_a_step(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["state=700000", "heal=hidden"]);
+    job.await_step(0, 5);
+    let joined = [job.spawn(5, &[]), job.spawn(3, &[])];
+    for member in joined {
+        job.await_told(member, |told| matches!(told, Told::Joined(_)));
+    }
+    job.await_all_of(&[0, 1, joined[0], joined[1]]);
+    job.finish();
+    job.check();
+    assert_eq!([job.retries(0), job.retries(1)], [0, 0]);
+    // The second one may end the epoch of the first one before that has read all. Both heal at an
+    // edge then.
+    let neutral = joined.map(|member| neutral(&job, member));
+    assert!(neutral.iter().all(|steps| *steps <= 1) && neutral != [0, 0], "{neutral:?}");
+}
+
+fn a_member_that_dies_while_one_heals_behind_a_step_is_replaced_as_a_source(fabric: &str) {
+    for (size, dead) in [(4, &[2][..]), (3, &[0, 1])] {
+        let mut job = Job::start(fabric, size, &["state=6000000", "heal=hidden"]);
+        job.await_step(0, 3);
+        let joined = job.spawn(size, &[]);
+        job.await_told(joined, |told| matches!(told, Told::Neutral(_)));
+        for seat in dead {
+            job.signal(*seat, Signal::KILL);
+        }
+        let rest: Vec<u32> = (0..=joined).filter(|member| !dead.contains(member)).collect();
+        job.await_all_of(&rest);
+        job.finish();
+        job.check();
+    }
+}
+
+fn who_dies_while_it_heals_behind_a_step_holds_nobody_up(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["state=6000000", "heal=hidden"]);
+    job.await_step(0, 3);
+    let joined = job.spawn(3, &[]);
+    job.await_told(joined, |told| matches!(told, Told::Neutral(_)));
+    job.signal(joined, Signal::KILL);
+    job.await_further_steps();
+    job.finish();
+    job.check();
+    assert_eq!(job.committed(0).last().map(|(_, bits)| *bits), Some(0b111));
+}
+
+fn a_step_that_does_not_only_reduce_is_repeated_after_healing(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["state=700000", "heal=hidden", "gathers=1"]);
+    job.await_step(0, 5);
+    let joined = job.spawn(2, &[]);
+    job.await_all_of(&[0, 1, joined]);
+    job.finish();
+    job.check();
+    assert_eq!([0, 1, joined].map(|member| job.retries(member)), [1, 1, 1]);
+    assert_eq!(job.ends(joined), [""; 0]);
+}
+
+/// As one that joins when the others have made their last step.
+fn who_has_read_nothing_is_told_so_when_it_leaves(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["state=4"]);
+    job.await_step(0, 5);
+    let joined = job.spawn(2, &["unread=1"]);
+    job.await_told(joined, |told| *told == Told::End("StatesNotRead".to_owned()));
+    job.await_further_steps();
+    job.finish();
+    job.check();
 }

@@ -90,6 +90,17 @@ impl FastPlan {
         });
         Some(Self { lanes: lanes.collect() })
     }
+
+    /// Where it divides, it divides by this number.
+    pub(crate) fn divide_averages_by(&mut self, divisor: u32) {
+        for step in self.lanes.iter_mut().flatten() {
+            if let FastStep::Reduce { divide_by, .. } = step
+                && *divide_by > 1
+            {
+                *divide_by = divisor;
+            }
+        }
+    }
 }
 
 impl FastStep {

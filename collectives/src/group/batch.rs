@@ -36,7 +36,7 @@ use super::data::{Data, OwnedData, destination, part};
 use super::error::{CollectiveError, NotExact};
 use super::gpu::GpuBuffer;
 use super::pending::{Completion, Pending, PendingError, Started};
-use super::premultiplied::{Products, Scaling};
+use super::premultiplied::{Given, Products};
 use super::stream_order::StreamWork;
 use super::temporary_registration::TemporaryRegistration;
 use super::unwinding::without_unwinding;
@@ -353,9 +353,9 @@ impl Bucket {
     fn inputs(&self, side_by_side: Address) -> Vec<Copy> {
         let copy = |call: &BoundCall, at| {
             let (from, bytes, foreign) = (call.input.base(), call.input.len(), call.foreign.clone());
-            let scaling = call.factor.map(|factor| Scaling { data_type: call.data_type, factor });
+            let given = call.given.map(|given| (given, call.data_type));
             let registered = registered(&call.input);
-            Copy { from, into: at, bytes, foreign, registered, scaling }
+            Copy { from, into: at, bytes, foreign, registered, given }
         };
         self.copies(side_by_side, copy)
     }
@@ -371,7 +371,7 @@ impl Bucket {
             let bytes = if is_there(call) { 0 } else { call.output.len() };
             let (into, foreign) = (call.output.base(), call.foreign.clone());
             let registered = registered(&call.output);
-            Copy { from: at, into, bytes, foreign, registered, scaling: None }
+            Copy { from: at, into, bytes, foreign, registered, given: None }
         };
         self.copies(side_by_side, copy)
     }
@@ -407,8 +407,8 @@ struct Copy {
     foreign: Option<Box<[ForeignMemory]>>,
     #[expect(dead_code, reason = "registered memory of the call, held until the end of the copy")]
     registered: Option<Slice>,
-    /// How the elements are multiplied meanwhile.
-    scaling: Option<Scaling>,
+    /// What is stored in place of the elements.
+    given: Option<(Given, DataType)>,
 }
 
 fn registered(bytes: &Bytes) -> Option<Slice> {
@@ -678,9 +678,9 @@ impl Drop for Staging {
     }
 }
 
-fn copy_on_host(Copy { from, into, bytes, scaling, .. }: &Copy) {
-    if let Some(scaling) = scaling {
-        return scaling.products(*from, *into, *bytes);
+fn copy_on_host(Copy { from, into, bytes, given, .. }: &Copy) {
+    if let Some((given, data_type)) = given {
+        return given.make(*data_type, *from, *into, *bytes);
     }
     // SAFETY: one is memory that the batch borrows or owns, of that length, the other a part of
     // the staging memory that this batch alone has; no call is under way on either.

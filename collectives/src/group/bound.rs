@@ -10,11 +10,12 @@ use super::Group;
 use super::data::{Operand, part};
 use super::error::CollectiveError;
 use super::operation::{BlockCounts, Call, Form};
+use super::premultiplied::Given;
 use crate::call::{Counts, Paired};
 use crate::engine::{Bytes, Gate};
 use pleach_vocabulary::Parts;
 use pleach_vocabulary::Rank;
-use pleach_vocabulary::{Collective, DataType, Factor, ReduceOp};
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 /// An operation of one group, on memory that stays until the operation has ended.
 pub(super) struct BoundCall {
@@ -29,8 +30,8 @@ pub(super) struct BoundCall {
     pub(super) gate: Option<Gate>,
     /// Memory that other code may free before the operation begins.
     pub(super) foreign: Option<Box<[ForeignMemory]>>,
-    /// The factor of this rank's input.
-    pub(super) factor: Option<Factor>,
+    /// What this rank gives in place of its input.
+    pub(super) given: Option<Given>,
     /// Whether it consists of several operations, so that its result depends on no order.
     pub(super) is_exact: bool,
 }
@@ -55,7 +56,7 @@ impl BoundCall {
             output,
             gate: None,
             foreign: None,
-            factor: None,
+            given: None,
             is_exact: false,
         }
     }
@@ -89,7 +90,7 @@ impl Group {
     #[inline(always)]
     fn is_plain(&self, call: &Call, operand: &Operand) -> bool {
         let is_whole = call.collective == Collective::AllReduce && call.form == Form::InPlace;
-        let is_here = operand.space == Space::Host && self.shared.gpu.is_none();
+        let is_here = operand.space == Space::Host && self.shared.contributors.are_all_here();
         is_whole && call.counts.is_none() && is_here && self.exact.is_none() && !call.op.has_factor()
     }
 
@@ -148,15 +149,18 @@ impl Group {
         let mut call = BoundCall { foreign: (!foreign.is_empty()).then_some(foreign), ..call };
         if collective.reduces() {
             self.reducing(&mut call)?;
+        } else if collective != Collective::Barrier {
+            self.shared.contributors.expect_all()?;
         }
         Ok(call)
     }
 
-    /// Sets the factor and the exactness of a call that reduces.
+    /// Sets what this rank gives to a call that reduces, and whether that is exact.
     fn reducing(&self, call: &mut BoundCall) -> Result<(), CollectiveError> {
         let (op, data_type) = (call.op, call.data_type);
-        (call.op, call.factor) = op.parted();
-        if call.factor.is_some() {
+        let (sum, factor) = op.parted();
+        (call.op, call.given) = (sum, factor.map(Given::Products));
+        if factor.is_some() {
             if !op.fits(data_type) {
                 return Err(CollectiveError::Meaningless { op, data_type });
             }
@@ -165,6 +169,9 @@ impl Group {
             }
         }
         call.is_exact = self.is_exact(data_type, call.op)?;
+        if !self.contributes() && call.op.fits(data_type) {
+            call.given = Some(Given::Neutral(call.op));
+        }
         Ok(())
     }
 

@@ -212,6 +212,16 @@ pub enum CollectiveError {
         /// How many there are.
         slots: u16,
     },
+    /// A call that does not reduce, or is to outlive its step, while a member of a session still
+    /// reads the states. The step is repeated when that member has them.
+    #[error(
+        "only {contributors} ranks contribute, as the others read the states of the session; such a step does nothing but \
+         reduce (all_reduce, reduce, reduce_scatter); take Heal::Boundary, or repeat the step"
+    )]
+    Healing {
+        /// How many ranks contribute.
+        contributors: u32,
+    },
     /// A message to oneself.
     #[error("rank {rank} cannot send to or receive from itself")]
     Own {

@@ -86,7 +86,7 @@ impl Exact {
         let own = |block: Range<usize>| facts_of_sum(read.iter().map(|read| facts_of(read(block.clone()))));
         let mut facts: Vec<i32> = blocks().flat_map(own).collect();
         group.all_reduce(&mut facts, ReduceOp::Max)?;
-        let divide_by = if op == ReduceOp::Avg { group.world_size() } else { 1 };
+        let divide_by = if op == ReduceOp::Avg { group.contributors() } else { 1 };
         let shapes =
             || facts.chunks_exact(FACTS).map(|facts| BlockWindow::new::<T>(facts, divide_by)).zip(blocks());
         let mut words =

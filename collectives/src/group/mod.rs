@@ -30,6 +30,7 @@
 mod batch;
 mod bound;
 mod calls;
+mod contributors;
 mod data;
 mod driver;
 mod epoch;
@@ -102,6 +103,7 @@ use crate::engine::{Engine, EngineError, ScratchLayout, StatusBoard, memory_for_
 use crate::reproducible::Reproducible;
 use batch::Staging;
 use bound::BoundCall;
+use contributors::Contributors;
 use data::{destination, part};
 use driver::Driver;
 use exact::Exact;
@@ -146,6 +148,7 @@ struct Shared {
     gpu: Option<Arc<Gpu>>,
     /// Whether peers reach that memory.
     shares_gpu: bool,
+    contributors: Contributors,
     /// The options of the join, for the groups that this group is split into.
     options: Options,
     /// Counts the calls of [`Group::split`]. Relaxed: only rank 0's number counts, and each caller
@@ -268,6 +271,7 @@ impl Group {
             is_closed: AtomicBool::new(false),
             staging: Mutex::default(),
             store: store.map(|store| Arc::new(Mutex::new(store))),
+            contributors: Contributors::all(gpu.is_none()),
             gpu,
             shares_gpu,
             options: options.clone(),

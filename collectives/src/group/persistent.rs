@@ -49,6 +49,8 @@ impl Group {
     pub fn prepare<D>(&self, mut operation: Operation<D>) -> Result<Persistent<D>, PendingError<D>> {
         let plan = operation.bind(self).and_then(|call| {
             self.expect_open()?;
+            // It would outlive the step, and its plan the divisor.
+            self.shared.contributors.expect_all()?;
             if call.is_exact {
                 return Ok(None);
             }

@@ -39,6 +39,8 @@ pub struct Planner {
     recent: Vec<Recent>,
     /// The place in `recent` that is replaced next.
     oldest: usize,
+    /// The divisor of averages, if that is not the number of ranks.
+    divide_by: Option<u32>,
     /// The caller's processor touches none of the data.
     untouched_by_host: bool,
     /// Take only schedules that fold contributions in rank order.
@@ -121,6 +123,7 @@ impl Planner {
             plans: HashMap::new(),
             recent: Vec::with_capacity(RECENT_PLANS),
             oldest: 0,
+            divide_by: None,
             untouched_by_host: false,
             in_rank_order: false,
             folds: HashMap::new(),
@@ -139,10 +142,23 @@ impl Planner {
     pub fn take_links(&mut self, wiring: Option<Arc<Wiring>>) {
         self.platform.wiring = wiring;
         self.chosen.clear();
+        self.forget_plans();
+        self.known = Arc::default();
+    }
+
+    /// From now on averages are divided by this number, or by that of the ranks. Plans that were
+    /// given out stay as they are.
+    pub(crate) fn divide_averages_by(&mut self, divide_by: Option<u32>) {
+        if self.divide_by != divide_by {
+            self.divide_by = divide_by;
+            self.forget_plans();
+        }
+    }
+
+    fn forget_plans(&mut self) {
         self.plans.clear();
         self.recent.clear();
         self.oldest = 0;
-        self.known = Arc::default();
     }
 
     /// The platform, by which schedules are chosen.
@@ -211,6 +227,8 @@ impl Planner {
                 let is_private = matches!(counts, Counts::Paired(_));
                 let program = self.choose(descriptor.collective, bytes, variant, is_private)?;
                 let plan = Plan::new(program, *descriptor, counts.clone())?;
+                let plan =
+                    if let Some(divide_by) = self.divide_by { plan.dividing_by(divide_by) } else { plan };
                 let plan = Arc::new(if self.untouched_by_host { plan.untouched_by_host() } else { plan });
                 if self.plans.len() >= PLANS_MAX {
                     self.plans.clear();

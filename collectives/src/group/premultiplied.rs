@@ -1,10 +1,11 @@
-//! Premultiplied sums: every rank gives a factor that its own input is multiplied by before it is
-//! summed.
+//! Calls in which a rank gives something else than its input: its input times a factor, in a
+//! premultiplied sum, or the neutral element, where it takes part without a contribution
+//! ([`Contributors`](super::contributors::Contributors)).
 //!
-//! A rank multiplies its own input, each product rounded once to its type, before any peer can see
-//! it. So the schedules and their proofs stay what they are, whoever reads whose memory. It costs
-//! one more pass over the rank's own data. Products are made where the result is to be; where a
-//! rank has no result of that length, in memory of the call's own, so the input stays as it is.
+//! A rank makes it, each product rounded once to its type, before any peer can see it. So the
+//! schedules and their proofs stay what they are, whoever reads whose memory. It costs one more
+//! pass over the rank's own data. It is made where the result is to be; where a rank has no result
+//! of that length, in memory of the call's own, so the input stays as it is.
 #![allow(unsafe_code)]
 
 use half::{bf16, f16};
@@ -13,25 +14,45 @@ use super::bound::BoundCall;
 use super::data::private;
 use crate::compute::{F8E4M3, F8E5M2, Scale};
 use crate::engine::Address;
-use pleach_vocabulary::{DataType, Factor};
+use crate::partial::neutral;
+use pleach_vocabulary::{DataType, Factor, ReduceOp};
 
 /// Memory of a call's own, to be kept until it has ended; any element is aligned there.
 pub(super) type Products = Vec<u64>;
 
+/// What a rank gives in place of its input.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Given {
+    /// Its input times this.
+    Products(Factor),
+    /// The neutral element of this operation.
+    Neutral(ReduceOp),
+}
+
+impl Given {
+    /// Stores it, where the elements have this type. Memory as in [`Scaling::products`].
+    pub(crate) fn make(self, data_type: DataType, from: Address, into: Address, bytes: usize) {
+        match self {
+            Self::Products(factor) => Scaling { data_type, factor }.products(from, into, bytes),
+            Self::Neutral(op) => fill(into, bytes, &neutral(data_type, op)),
+        }
+    }
+}
+
 impl BoundCall {
-    /// Makes the products of a premultiplied sum, if it is one. From here on it is a sum.
+    /// Makes what this rank gives in place of its input, if it does. From here on that is its
+    /// input.
     pub(super) fn premultiply(&mut self) -> Products {
-        let Some(factor) = self.factor.take() else { return Products::new() };
+        let Some(given) = self.given.take() else { return Products::new() };
         let bytes = self.input.len();
-        let scaling = Scaling { data_type: self.data_type, factor };
         if self.output.len() == bytes {
-            scaling.products(self.input.base(), self.output.base(), bytes);
+            given.make(self.data_type, self.input.base(), self.output.base(), bytes);
             self.input = self.output.clone();
             return Products::new();
         }
         let mut products = vec![0u64; bytes.div_ceil(size_of::<u64>())];
         let base = products.as_mut_ptr().cast();
-        scaling.products(self.input.base(), Address(base), bytes);
+        given.make(self.data_type, self.input.base(), Address(base), bytes);
         self.input = private(base, bytes);
         products
     }
@@ -69,6 +90,17 @@ impl Scaling {
             DataType::U8 => products::<u8>(from, into, bytes, integer as u8),
         }
     }
+}
+
+/// Stores this element again and again.
+fn fill(into: Address, bytes: usize, element: &[u8]) {
+    if bytes == 0 {
+        return;
+    }
+    // SAFETY: as many bytes of the call's memory, which no other code accesses now; any bytes are
+    // elements.
+    let into = unsafe { std::slice::from_raw_parts_mut(into.0, bytes) };
+    into.chunks_exact_mut(element.len()).for_each(|into| into.copy_from_slice(element));
 }
 
 fn products<T: Scale>(from: Address, into: Address, bytes: usize, factor: T::Factor) {

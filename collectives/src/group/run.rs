@@ -112,7 +112,7 @@ impl Group {
             self.wait_for_stream(call)?;
         }
         // Kept until no device holds it.
-        let _products = if call.factor.is_some() { call.premultiply() } else { Products::new() };
+        let _products = if call.given.is_some() { call.premultiply() } else { Products::new() };
         if call.is_exact {
             return self.exactly(call);
         }

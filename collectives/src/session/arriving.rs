@@ -12,12 +12,13 @@ use pleach_transport::wire::Reader;
 use pleach_transport::{Device, Event, Responder};
 
 use super::heal::States;
+use super::healing::Own;
 use super::incoming::Incoming;
 use super::member::Member;
 use super::roster::{Neighbour, Roster};
 use super::seat_thread::SeatThread;
 use super::shared_device::SharedDevice;
-use super::{Elastic, Session, SessionError, TellsOfPanic};
+use super::{Elastic, Heal, Session, SessionError, TellsOfPanic};
 use crate::group::{JoinGroupError, Options, Setting, session_number, session_settings};
 
 /// A process with a seat, whose session has not begun.
@@ -88,6 +89,11 @@ fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<
     let (host, share) = (reader.u32().map_err(unreadable)?, reader.u32().map_err(unreadable)?);
     let members = reader.rest(roster.len()).map_err(unreadable)?;
     let mut roster = Roster::decode(members).map_err(unreadable)?;
+    // Whoever gives seats names those of the job's device alone.
+    let seats = device.info().reach.len();
+    if roster.iter().any(|neighbour| neighbour.rank() as usize >= seats) {
+        return Err(JoinGroupError::from(JoinError::Unreadable { rank: seat }).into());
+    }
     let process = Process { seat: Seat(seat), incarnation: device.info().incarnation };
     roster.insert(Neighbour::new(process, host, share, device.info().address.clone()));
     let world = World { rank: seat, ..options.world.clone() };
@@ -141,10 +147,16 @@ impl Arrived {
             number: session_number(),
             not_entered: None,
             signals: Vec::new(),
-            states: States::default(),
-            has_states: is_founder,
+            own: Own {
+                states: States::default(),
+                has_them: is_founder,
+                may_hide: elastic.heal == Heal::Hidden,
+                kept: None,
+            },
+            hidden: None,
+            gate: Arc::default(),
+            lent: Arc::default(),
             committed_in,
-            kept: None,
         };
         let seats = SeatThread::new(options.world, settings, terms, elastic.most);
         session.seats = seats.start(&member, server).map_err(SessionError::Thread)?;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_membership::{Process, Reason, Record};
+use pleach_membership::{Process, Reason, Record, Seat};
 use pleach_transport::RegisterError;
 
 use crate::group::{CollectiveError, GroupError, JoinGroupError};
@@ -239,6 +239,31 @@ pub enum SessionError {
         other: Process,
         /// The states of this process, in words.
         own: String,
+    },
+    /// This process has joined when the job was about to end, and has read none of its states.
+    #[error(
+        "the job was over at step {step} when this process had joined, before it could read '{}': they are zeros \
+         here; take them from another member or from a checkpoint", states.join("', '")
+    )]
+    StatesNotRead {
+        /// The step at which it is.
+        step: u64,
+        /// The states that it has declared.
+        states: Vec<String>,
+    },
+    /// A member names a seat that the job does not have. This process takes part in nothing any
+    /// more, as no other word of that member can be relied on.
+    #[error(
+        "{from} names seat {}, and this job has {seats} seats; it is another version, or not what it says: install \
+         one version on all hosts, and keep the secret secret", seat.0
+    )]
+    NoSuchSeat {
+        /// The member.
+        from: Process,
+        /// The seat.
+        seat: Seat,
+        /// How many there are, from 0.
+        seats: u32,
     },
     /// All members that had the states are gone.
     #[error("all members that had the states of the job are gone; begin again from a checkpoint")]

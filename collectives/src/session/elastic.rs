@@ -1,6 +1,37 @@
 //! How many members a job has, and how patient they are.
 
+use std::fmt;
 use std::time::Duration;
+
+/// When a process that joined reads the states of the job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Heal {
+    /// Before its first step. The members stand still meanwhile, for [`Elastic::heal_wait`] at most.
+    #[default]
+    Boundary,
+    /// During its first step, in which it contributes nothing: the neutral element stands for its
+    /// input, and averages are of the others alone ([`Group::contributors`]). What that step does
+    /// not hide, [`State::update`] waits for on all members, for [`Elastic::heal_wait`] at most.
+    ///
+    /// For steps that only reduce. In a step in which a process heals, other calls of the group
+    /// fail with [`CollectiveError::Healing`] on all members. The step is repeated then, and the
+    /// process is healed before.
+    ///
+    /// [`Group::contributors`]: crate::Group::contributors
+    /// [`State::update`]: super::State::update
+    /// [`CollectiveError::Healing`]: crate::CollectiveError::Healing
+    Hidden,
+}
+
+impl fmt::Display for Heal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Boundary => "before a step",
+            Self::Hidden => "during a step",
+        })
+    }
+}
 
 /// How many members a job has, and how patient they are; the same on all.
 #[derive(Clone, Debug)]
@@ -21,6 +52,8 @@ pub struct Elastic {
     /// How often a step that cannot be ended is repeated by the same members: 3 times unless
     /// changed.
     pub retries_max: u32,
+    /// When a process that joined reads the states: before its first step unless changed.
+    pub heal: Heal,
     /// How long members stand still for one that reads the states: 60 s unless changed.
     pub heal_wait: Duration,
     /// A name of the program, with all that has to be equal on all members for the same step to be
@@ -43,6 +76,7 @@ impl Elastic {
             fewest_wait: Duration::from_secs(60),
             quorum_wait: Duration::from_secs(20),
             retries_max: 3,
+            heal: Heal::default(),
             heal_wait: Duration::from_secs(60),
         }
     }
@@ -50,6 +84,7 @@ impl Elastic {
     /// What has to be equal on all members, as they compare it.
     pub(crate) fn knobs(&self) -> Vec<(String, String)> {
         let Self { fewest, most, suspect_after, fewest_wait, quorum_wait, retries_max, .. } = self;
+        let Self { heal, heal_wait, .. } = self;
         let knob = |name: &str, value: String| (name.to_owned(), value);
         vec![
             knob("program", self.program.clone()),
@@ -64,6 +99,8 @@ impl Elastic {
                 ),
             ),
             knob("retries", retries_max.to_string()),
+            knob("Elastic::heal", heal.to_string()),
+            knob("Elastic::heal_wait in ms", heal_wait.as_millis().to_string()),
         ]
     }
 }

@@ -5,9 +5,10 @@
 //! them writes a [`Manifest`] into registered memory: where its states are, and the hash (XXH3-64)
 //! of each block of them. The newcomer reads the blocks in turn from all of them, by gets, and
 //! compares the hash of each with those of all manifests. Then it says so ([`Said::Healed`]), and
-//! the step begins.
+//! the step begins. With [`Heal::Hidden`](super::Heal) all that goes on beside the newcomer's first
+//! step ([`hidden`](super::hidden)).
 //!
-//! **Invariants:** a newcomer begins no step before every block that it has read has the hash that
+//! **Invariants:** a newcomer updates no state before every block that it has read has the hash that
 //! most members have for it. What it reads is written to memory that no reference of the program
 //! points to ([`State`](super::State)). While a state is read nobody changes it: all members wait,
 //! or the epoch is over and the read counts for nothing, but for the same step.
@@ -31,41 +32,50 @@ pub(crate) const NAME_BYTES_MAX: usize = 1024;
 /// What a process says about states, in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// Whether it has them, and a digest of how they are laid out.
-    States { has_them: bool, layout: u64 },
+    /// Whether it has them, whether it can read them behind a step, and a digest of how they are
+    /// laid out.
+    States { has_them: bool, hides: bool, layout: u64 },
     /// Where its manifest is.
     Manifest(RemoteSlice),
     /// It has them now.
     Healed,
-    /// The hash of all its states, before a step.
-    Audit { step: u64, hash: u64 },
+    /// The hash of all its states, before a step; `None`: it has not read them.
+    Audit { step: u64, hash: Option<u64> },
 }
 
 impl Said {
     pub(crate) fn put(self, writer: Writer) -> Writer {
         match self {
-            Self::States { has_them, layout } => writer.u8(0).u8(u8::from(has_them)).u64(layout),
+            Self::States { has_them, hides, layout } => {
+                writer.u8(0).u8(u8::from(has_them) | u8::from(hides) << 1).u64(layout)
+            }
             Self::Manifest(slice) => writer.u8(1).u64(slice.key.0).u64(slice.offset).u64(slice.len),
             Self::Healed => writer.u8(2),
-            Self::Audit { step, hash } => writer.u8(3).u64(step).u64(hash),
+            Self::Audit { step, hash: Some(hash) } => writer.u8(3).u64(step).u64(hash),
+            Self::Audit { step, hash: None } => writer.u8(4).u64(step),
         }
     }
 
     pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(match reader.u8()? {
-            0 => Self::States { has_them: reader.u8()? == 1, layout: reader.u64()? },
+            0 => {
+                let flags = reader.u8()?;
+                Self::States { has_them: flags & 1 != 0, hides: flags & 2 != 0, layout: reader.u64()? }
+            }
             1 => {
                 let key = RegionKey(reader.u64()?);
                 Self::Manifest(RemoteSlice { key, offset: reader.u64()?, len: reader.u64()? })
             }
             2 => Self::Healed,
-            3 => Self::Audit { step: reader.u64()?, hash: reader.u64()? },
+            3 => Self::Audit { step: reader.u64()?, hash: Some(reader.u64()?) },
+            4 => Self::Audit { step: reader.u64()?, hash: None },
             _ => return Err(Malformed),
         })
     }
 }
 
 /// A state, as the session knows it.
+#[derive(Clone)]
 pub(crate) struct Entry {
     /// The element's name.
     element: &'static str,
@@ -91,7 +101,7 @@ impl Entry {
 }
 
 /// The states of a session.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct States {
     by_name: BTreeMap<String, Entry>,
     /// Whether a fence has taken memory that peers might have written to: then newcomers read
@@ -111,6 +121,11 @@ impl States {
 
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.by_name.keys().cloned().collect()
     }
 
     /// A digest of names, elements and lengths.
@@ -191,8 +206,8 @@ impl States {
     }
 
     /// The states are what was read.
-    pub(crate) fn heal(&mut self, memory: Vec<Slice>) {
-        for (entry, memory) in self.by_name.values_mut().zip(memory) {
+    pub(crate) fn heal(&self, memory: Vec<Slice>) {
+        for (entry, memory) in self.by_name.values().zip(memory) {
             // A session heals once.
             let _ = entry.healed.set(memory);
         }
@@ -270,10 +285,12 @@ mod tests {
     fn what_is_said_survives_the_wire() {
         let slice = RemoteSlice { key: RegionKey(7), offset: 8, len: 9 };
         let all = [
-            Said::States { has_them: true, layout: 5 },
+            Said::States { has_them: true, hides: false, layout: 5 },
+            Said::States { has_them: false, hides: true, layout: 5 },
             Said::Manifest(slice),
             Said::Healed,
-            Said::Audit { step: 3, hash: 4 },
+            Said::Audit { step: 3, hash: Some(4) },
+            Said::Audit { step: 3, hash: None },
         ];
         for said in all {
             let bytes = said.put(Writer::default()).finish();

@@ -1,7 +1,10 @@
-//! The healing of one epoch, on the thread of the caller: see [`heal`](super::heal).
+//! The healing of one epoch, on the thread of the caller, or beside its step: see
+//! [`heal`](super::heal) and [`hidden`](super::hidden).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pleach_membership::{Input, Process, Record};
@@ -11,7 +14,9 @@ use pleach_vocabulary::Rank;
 use super::SessionError;
 use super::envelope::of_said;
 use super::heal::{Manifest, Said, States, hash, most};
+use super::hidden::Hidden;
 use super::incoming::Incoming;
+use super::lent::Lent;
 use super::member::Member;
 use super::shared_device::SharedDevice;
 use crate::engine::memory_for_peers;
@@ -22,6 +27,10 @@ const BLOCKS_AT_ONCE: usize = 2;
 /// How often a block is read until it has the hash that its members say.
 const TRIES_MAX: usize = 8;
 
+/// How often a member looks at its device while another process reads its states behind a step: on
+/// some fabrics gets need polls of both ends.
+const LENDING_INTERVAL: Duration = Duration::from_micros(200);
+
 /// What was read of the states of a step; kept where the epoch ends meanwhile.
 pub(crate) struct Kept {
     step: u64,
@@ -30,108 +39,230 @@ pub(crate) struct Kept {
     has_come: Vec<bool>,
 }
 
-/// The parts of the session that heal.
-pub(crate) struct Healing<'a> {
-    record: &'a Record,
-    own: Process,
-    device: &'a SharedDevice,
-    incoming: &'a Incoming,
-    member: &'a Member,
-    /// How long members stand still for one that heals.
-    patience: Duration,
+/// What a member has said about its states when the epoch was entered.
+#[derive(Clone, Copy)]
+struct Told {
+    process: Process,
+    has_them: bool,
+    /// It can read them behind a step.
+    hides: bool,
+    layout: u64,
 }
 
-impl<'a> Healing<'a> {
-    pub(crate) fn new(
-        record: &'a Record,
-        device: &'a SharedDevice,
-        incoming: &'a Incoming,
-        member: &'a Member,
-        patience: Duration,
-    ) -> Self {
-        Self { record, own: member.process(), device, incoming, member, patience }
-    }
+/// What this process has.
+pub(crate) struct Own {
+    pub(crate) states: States,
+    pub(crate) has_them: bool,
+    /// It may read them behind a step.
+    pub(crate) may_hide: bool,
+    /// What it has read.
+    pub(crate) kept: Option<Kept>,
+}
 
-    /// Returns when all members have the states; false: the epoch is over before.
-    pub(crate) fn run(
-        &self,
-        states: &mut States,
-        has_them: &mut bool,
-        kept: &mut Option<Kept>,
-    ) -> Result<bool, SessionError> {
+/// What has become of the healing, before the step begins.
+pub(crate) enum Begun {
+    /// The epoch is over before.
+    Over,
+    /// All members have the states.
+    Healed,
+    /// It goes on during the step, to which only so many members contribute.
+    Hidden { hidden: Arc<Hidden>, thread: JoinHandle<()>, contributors: u32 },
+}
+
+/// The parts of the session that heal.
+#[derive(Clone)]
+pub(crate) struct Healing {
+    pub(crate) record: Arc<Record>,
+    pub(crate) own: Process,
+    pub(crate) device: Arc<SharedDevice>,
+    pub(crate) incoming: Arc<Incoming>,
+    pub(crate) member: Arc<Member>,
+    pub(crate) lent: Arc<Lent>,
+    /// How long members stand still for one that heals.
+    pub(crate) patience: Duration,
+    /// A step is under way: whoever waits in one of its calls is woken.
+    pub(crate) is_beside_step: bool,
+}
+
+impl Healing {
+    /// Heals whom it can before the step, this process too.
+    pub(crate) fn begin(&self, own: &mut Own) -> Result<Begun, SessionError> {
         let others = self.others();
-        let layout = states.layout();
-        self.say(&others, Said::States { has_them: *has_them, layout });
+        let (has_them, hides) = (own.has_them, !own.has_them && own.may_hide);
+        let layout = own.states.layout();
+        self.say(&others, Said::States { has_them, hides, layout });
         let Some(told) = self.await_all(&others, |said| match said {
-            Said::States { has_them, layout } => Some((has_them, layout)),
+            Said::States { has_them, hides, layout } => Some((has_them, hides, layout)),
             _ => None,
         }) else {
-            return Ok(false);
+            return Ok(Begun::Over);
         };
-        let told: Vec<(Process, bool, u64)> =
-            others.iter().zip(told).map(|(other, (has_them, layout))| (*other, has_them, layout)).collect();
-        let same = self.layout(&told, *has_them, layout, states)?;
-        let (have, lack): (Vec<_>, Vec<_>) = told.into_iter().partition(|(_, has_them, _)| *has_them);
-        let lack: Vec<Process> = lack.into_iter().map(|(process, ..)| process).collect();
-        if *has_them {
+        let told = others.iter().zip(told).map(|(process, (has_them, hides, layout))| Told {
+            process: *process,
+            has_them,
+            hides,
+            layout,
+        });
+        let mut all: Vec<Told> = told.chain([Told { process: self.own, has_them, hides, layout }]).collect();
+        all.sort_unstable_by_key(|told| told.process);
+        let same = self.layout(&all, layout, &own.states)?;
+        let (have, lack): (Vec<Told>, Vec<Told>) = all.into_iter().partition(|told| told.has_them);
+        if lack.is_empty() {
+            return Ok(Begun::Healed);
+        }
+        // All know the same, so all say the same.
+        let is_hidden =
+            !have.is_empty() && lack.iter().all(|told| told.hides && same.contains(&told.process));
+        let contributors = have.len() as u32;
+        let processes = |told: Vec<Told>| -> Vec<Process> {
+            told.into_iter().map(|told| told.process).filter(|process| *process != self.own).collect()
+        };
+        let (have, lack) = (processes(have), processes(lack));
+        if is_hidden {
+            let (hidden, thread) =
+                if has_them { self.lend_beside(lack, own) } else { self.read_beside(have, own) }?;
+            return Ok(Begun::Hidden { hidden, thread, contributors });
+        }
+        let is_healed = if has_them {
             for process in lack.iter().filter(|process| !same.contains(process)) {
                 // It has got an error, and cannot go on.
                 self.member.tell(&mut self.member.lock(), Input::Late(*process));
             }
-            return if lack.is_empty() { Ok(true) } else { self.wait_for(&lack, states) };
-        }
-        let sources: Vec<Process> = have.into_iter().map(|(process, ..)| process).collect();
+            self.wait_for(&lack, &own.states)?
+        } else {
+            self.heal(&have, &lack, own)?
+        };
+        Ok(if is_healed { Begun::Healed } else { Begun::Over })
+    }
+
+    /// Reads the states; false: the epoch is over before.
+    fn heal(&self, sources: &[Process], lack: &[Process], own: &mut Own) -> Result<bool, SessionError> {
         if sources.is_empty() {
             return Err(SessionError::StatesLost);
         }
-        let Some(memory) = self.read_all(&sources, states, kept)? else { return Ok(false) };
-        states.heal(memory);
-        (*has_them, *kept) = (true, None);
-        self.say(&others, Said::Healed);
+        let Some(memory) = self.read_all(sources, &own.states, &mut own.kept)? else { return Ok(false) };
+        own.states.heal(memory);
+        (own.has_them, own.kept) = (true, None);
+        self.say(&self.others(), Said::Healed);
         // Those that came with this process read too.
-        let is_healed = |said| matches!(said, Said::Healed).then_some(());
-        Ok(self.await_all(&lack, is_healed).is_some())
+        Ok(self.await_all(lack, is_healed).is_some())
     }
 
-    /// Compares how states are laid out. Returns those that have them as this process has.
-    fn layout(
+    /// The same during the step.
+    fn read_beside(
         &self,
-        told: &[(Process, bool, u64)],
-        has_them: bool,
-        own: u64,
-        states: &States,
-    ) -> Result<BTreeSet<Process>, SessionError> {
-        let mut all: Vec<(Process, bool, u64)> = told.to_vec();
-        all.push((self.own, has_them, own));
-        all.sort_unstable_by_key(|(process, ..)| *process);
-        let holders = || all.iter().filter(|(_, has_them, _)| *has_them);
-        let Some((first, _, layout)) = holders().next() else { return Ok(BTreeSet::new()) };
+        sources: Vec<Process>,
+        own: &mut Own,
+    ) -> Result<(Arc<Hidden>, JoinHandle<()>), SessionError> {
+        own.may_hide = false;
+        let (reader, states, mut kept) = (self.beside_step(), own.states.clone(), own.kept.take());
+        Hidden::start(self.step(), true, move |hidden| {
+            let read = reader.read_all(&sources, &states, &mut kept);
+            hidden.keep(kept);
+            let Some(memory) = read? else { return Ok(false) };
+            states.heal(memory);
+            reader.say(&reader.others(), Said::Healed);
+            Ok(true)
+        })
+    }
+
+    /// Lends the states during the step.
+    fn lend_beside(
+        &self,
+        lack: Vec<Process>,
+        own: &Own,
+    ) -> Result<(Arc<Hidden>, JoinHandle<()>), SessionError> {
+        let (lender, states) = (self.beside_step(), own.states.clone());
+        Hidden::start(self.step(), false, move |hidden| {
+            lender.offer(&lack, &states)?;
+            lender.lend_until_read(&lack, hidden)
+        })
+    }
+
+    /// The attempt at a step for which it is.
+    fn step(&self) -> (u64, u64) {
+        (self.record.number(), self.record.step())
+    }
+
+    fn beside_step(&self) -> Self {
+        Self { is_beside_step: true, ..self.clone() }
+    }
+
+    /// Returns whether all of them have read the states; false: a later epoch was entered before,
+    /// so none of them reads any more.
+    fn lend_until_read(&self, lack: &[Process], hidden: &Hidden) -> Result<bool, SessionError> {
+        let number = self.record.number();
+        let mut late = 1;
+        loop {
+            let has_read = |process: &&Process| {
+                let healed = |epoch, said| if epoch == number { is_healed(said) } else { None };
+                self.incoming.said(process.seat.0, healed).is_some()
+            };
+            let slow: Vec<&Process> = lack.iter().filter(|process| !has_read(process)).collect();
+            if slow.is_empty() {
+                self.lent.take_back(number);
+                return Ok(true);
+            }
+            let has_entered = self.member.lock().entered().is_some_and(|record| record.number() > number);
+            if has_entered || self.member.is_over() {
+                return Ok(false);
+            }
+            let since = hidden.awaited_since();
+            if since.is_some_and(|since| clock::now().since(since) >= self.patience * late) {
+                late += 1;
+                for process in slow {
+                    self.member.tell(&mut self.member.lock(), Input::Late(*process));
+                }
+            }
+            self.pause();
+            if since.is_none() {
+                std::thread::park_timeout(LENDING_INTERVAL);
+            }
+        }
+    }
+
+    /// Compares how states are laid out: `all` by process, of which this one has `own`. Returns those
+    /// that have them as most do.
+    fn layout(&self, all: &[Told], own: u64, states: &States) -> Result<BTreeSet<Process>, SessionError> {
+        let holders = || all.iter().filter(|told| told.has_them);
+        let Some(first) = holders().next() else { return Ok(BTreeSet::new()) };
         let differs = |process: Process| SessionError::StatesDiffer {
-            first: *first,
+            first: first.process,
             other: process,
             own: states.describe(),
         };
-        if own != *layout {
+        if own != first.layout {
             return Err(differs(self.own));
         }
-        match holders().find(|(.., other)| other != layout) {
-            Some((process, ..)) => Err(differs(*process)),
+        match holders().find(|told| told.layout != first.layout) {
+            Some(told) => Err(differs(told.process)),
             None => {
-                Ok(all.iter().filter(|(.., other)| other == layout).map(|(process, ..)| *process).collect())
+                Ok(all.iter().filter(|told| told.layout == first.layout).map(|told| told.process).collect())
             }
         }
     }
 
     /// Tells those that have no states where they are, and waits for them.
     fn wait_for(&self, lack: &[Process], states: &States) -> Result<bool, SessionError> {
-        let (manifest, _kept) = states.manifest(|bytes| self.memory(bytes))?;
+        self.offer(lack, states)?;
+        let have_read = self.await_all(lack, is_healed).is_some();
+        if have_read {
+            self.lent.take_back(self.record.number());
+        }
+        Ok(have_read)
+    }
+
+    /// Tells those that have no states where they are.
+    fn offer(&self, lack: &[Process], states: &States) -> Result<(), SessionError> {
+        let (manifest, mut memory) = states.manifest(|bytes| self.memory(bytes))?;
         let manifest = manifest.encode();
-        let memory = self.memory(manifest.len())?;
-        memory.store(&manifest);
-        let place = RemoteSlice { len: manifest.len() as u64, ..memory.remote() };
+        let page = self.memory(manifest.len())?;
+        page.store(&manifest);
+        let place = RemoteSlice { len: manifest.len() as u64, ..page.remote() };
+        memory.push(page);
+        self.lent.lend(self.record.number(), memory);
         self.say(lack, Said::Manifest(place));
-        let is_healed = |said| matches!(said, Said::Healed).then_some(());
-        Ok(self.await_all(lack, is_healed).is_some())
+        Ok(())
     }
 
     /// Reads all states; `None`: the epoch is over before.
@@ -177,7 +308,8 @@ impl<'a> Healing<'a> {
 
     /// Reads one slice; false: the epoch is over, or its source is gone.
     fn read(&self, source: Process, from: RemoteSlice, to: Slice) -> Result<bool, SessionError> {
-        let Ok(id) = self.device.get(source.seat.0, from, to) else { return Ok(self.await_end()) };
+        let get = self.device.get(self.record.number(), source.seat.0, from, to);
+        let Ok(id) = get else { return Ok(self.await_end()) };
         let Some(id) = id else { return Ok(true) };
         loop {
             // It ends in any case: by its source, or with its source's end.
@@ -185,6 +317,9 @@ impl<'a> Healing<'a> {
                 if ended == id {
                     return Ok(is_ok || self.await_end());
                 }
+            }
+            if self.member.is_over() {
+                return Ok(false);
             }
             self.pause();
         }
@@ -248,15 +383,19 @@ impl<'a> Healing<'a> {
 
     /// Makes progress: on some fabrics gets need polls of both ends.
     fn pause(&self) {
-        self.device.poll_between_steps(clock::now());
+        let now = clock::now();
+        if self.is_beside_step {
+            self.device.poll(now);
+        } else {
+            self.device.poll_between_steps(now);
+        }
         self.member.ask_whether_interrupted();
         std::thread::yield_now();
     }
 
-    /// Compares the hash of all states with those that are still members of these, before a step.
-    /// False: the epoch is over before.
-    pub(crate) fn audit(&self, step: u64, states: &States, among: &Record) -> Result<bool, SessionError> {
-        let own = states.hash();
+    /// Compares the hash of all states, which this process may not have, with those that are still
+    /// members of these, before a step. False: the epoch is over before.
+    pub(crate) fn audit(&self, step: u64, own: Option<u64>, among: &Record) -> Result<bool, SessionError> {
         let others: Vec<Process> = self.others().into_iter().filter(|other| among.contains(*other)).collect();
         self.say(&others, Said::Audit { step, hash: own });
         // Who has said it in an epoch before may have gone on.
@@ -265,7 +404,9 @@ impl<'a> Healing<'a> {
             _ => None,
         };
         let Some(hashes) = self.await_said(&others, pick) else { return Ok(false) };
-        let all: BTreeMap<Process, u64> = others.into_iter().zip(hashes).chain([(self.own, own)]).collect();
+        let all = others.into_iter().zip(hashes).chain([(self.own, own)]);
+        let all: BTreeMap<Process, u64> =
+            all.filter_map(|(process, hash)| hash.map(|hash| (process, hash))).collect();
         let hashes: Vec<u64> = all.values().copied().collect();
         let expected = most(&hashes);
         let members: Vec<Process> =
@@ -277,9 +418,14 @@ impl<'a> Healing<'a> {
     }
 }
 
+/// Whether it says that the sender has the states now.
+fn is_healed(said: Said) -> Option<()> {
+    matches!(said, Said::Healed).then_some(())
+}
+
 /// The read of all blocks.
 struct Reading<'a> {
-    healing: &'a Healing<'a>,
+    healing: &'a Healing,
     states: &'a States,
     sources: &'a [Process],
     /// By source.
@@ -317,8 +463,17 @@ impl Reading<'_> {
                         break;
                     }
                     // Another source has it, as long as the epoch goes on.
-                    Err(_) => waiting.push_back((block, tried + 1)),
+                    Err(_) => {
+                        waiting.push_back((block, tried + 1));
+                        break;
+                    }
                 }
+                // A get may have ended at once, and a copy takes its time.
+                is_over = self.healing.is_over();
+            }
+            // A session that is over has gets that nobody ends.
+            if self.healing.member.is_over() {
+                return Ok(false);
             }
             for (id, is_ok) in self.healing.device.take_gets() {
                 match under_way.remove(&id) {
@@ -367,7 +522,7 @@ impl Reading<'_> {
             .source(*state, bytes)
             .ok_or_else(|| SessionError::StatesDiffer { first, other, own: self.states.describe() })?;
         let to = self.kept.memory[*state].slice(bytes.clone()).expect("inside of the state");
-        Ok(self.healing.device.get(first.seat.0, from, to))
+        Ok(self.healing.device.get(self.healing.record.number(), first.seat.0, from, to))
     }
 
     /// A block was read.

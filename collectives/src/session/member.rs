@@ -93,6 +93,8 @@ pub(crate) struct State {
     verdict: Option<(u64, Verdict)>,
     is_out: bool,
     no_quorum: Option<(usize, usize, Nanos)>,
+    /// A process that has named a seat that there is not, and that seat.
+    stranger: Option<(Process, Seat)>,
     has_given_up: bool,
     open: Option<OpenEpoch>,
     /// Kept for the engines of all epochs; `None` after it was taken by a fence.
@@ -168,6 +170,7 @@ impl Member {
             verdict: None,
             is_out: false,
             no_quorum: None,
+            stranger: None,
             has_given_up: false,
             open: None,
             scratch: None,
@@ -222,7 +225,7 @@ impl Member {
         let process = neighbour.process();
         let is_member = state.record.as_ref().is_some_and(|record| record.contains(process));
         let is_known = is_member || state.is_out || process == self.process || state.ended.contains(&process);
-        if neighbour.rank() as usize >= self.device.info().reach.len() {
+        if !self.has_seat(process.seat) {
             return; // The device has no such rank.
         }
         if is_known {
@@ -431,8 +434,15 @@ impl Member {
             self.take_newcomer(state, neighbour);
         }
         for (from, message) in arrivals.messages {
-            if let Some(from) = self.holder(state, from) {
-                self.on(state, Input::Message { from, message }, now);
+            let Some(from) = self.holder(state, from) else { continue };
+            // Seats are places in tables of the device from here on.
+            match message.highest_seat().filter(|seat| !self.has_seat(*seat)) {
+                None => self.on(state, Input::Message { from, message }, now),
+                Some(seat) if !state.has_given_up => {
+                    state.stranger = Some((from, seat));
+                    self.give_up(state, "a member names a seat that there is not");
+                }
+                Some(_) => {}
             }
         }
         for peer in arrivals.lost {
@@ -441,6 +451,11 @@ impl Member {
         for finding in arrivals.findings {
             self.take_finding(state, finding, now);
         }
+    }
+
+    /// Whether the device has this seat.
+    fn has_seat(&self, seat: Seat) -> bool {
+        (seat.0 as usize) < self.device.info().reach.len()
     }
 
     /// The process that has a rank of the device.
@@ -502,7 +517,15 @@ impl Member {
             let Some((process, witness)) = state.witnesses.remove(&rank) else { continue };
             let word = witness.last_word();
             let learned = match word.map(|word| word.map(|word| Record::decode(&word)).transpose()) {
-                Ok(Ok(learned)) => learned.map(Arc::new),
+                Ok(Ok(learned))
+                    if learned.as_ref().is_none_or(|record| self.has_seat(record.highest_seat())) =>
+                {
+                    learned.map(Arc::new)
+                }
+                Ok(Ok(_)) => {
+                    tracing::warn!("the last word of seat {rank} names seats that there are not");
+                    continue;
+                }
                 // Without its last record the end is no certificate.
                 Ok(Err(error)) => {
                     tracing::warn!("the last word of seat {rank} is no record: {error}");
@@ -755,6 +778,16 @@ impl State {
     /// Whether a call was interrupted.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.is_interrupted
+    }
+
+    /// Whether this process has said that it leaves.
+    pub(crate) fn has_announced(&self) -> bool {
+        self.has_announced
+    }
+
+    /// Who has named a seat that there is not, and which.
+    pub(crate) fn stranger(&self) -> Option<(Process, Seat)> {
+        self.stranger
     }
 
     pub(crate) fn unready(&self) -> Vec<Process> {

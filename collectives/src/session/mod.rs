@@ -15,7 +15,8 @@
 //! | [`envelope`] | control messages |
 //! | [`arriving`] | how a process comes to a job: it begins it, or is given a seat |
 //! | [`seat_thread`], [`Newcomers`](newcomers::Newcomers), [`Roster`](roster::Roster) | the processes that come later: who gives them seats, who connects to them, where all are |
-//! | [`heal`], [`healing`] | how a process that came reads the states of the job |
+//! | [`heal`], [`healing`], [`hidden`] | how a process that came reads the states of the job, and when |
+//! | [`Lent`] | the memory that it reads |
 //! | [`Change`], [`SessionError`] | what callers are told |
 //!
 //! **From one epoch to the next.** A record was learned. The engine of the epoch stops: it is told
@@ -36,7 +37,9 @@ mod envelope;
 mod epoch_device;
 mod heal;
 mod healing;
+mod hidden;
 mod incoming;
+mod lent;
 mod member;
 mod newcomers;
 mod roster;
@@ -55,7 +58,7 @@ use pleach_vocabulary::Rank;
 use signal_hook::SigId;
 
 pub use change::{Change, SessionError, Verdict};
-pub use elastic::Elastic;
+pub use elastic::{Elastic, Heal};
 pub use pleach_membership::{Process, Reason, Seat};
 pub use state::State;
 pub use timeline::Timeline;
@@ -66,9 +69,11 @@ use crate::group::{
     Setting, scratch_memory, session_buffer, session_number,
 };
 use epoch_device::EpochDevice;
-use heal::{Entry, NAME_BYTES_MAX, States};
-use healing::{Healing, Kept};
+use heal::{Entry, NAME_BYTES_MAX};
+use healing::{Begun, Healing, Own};
+use hidden::{Gate, Hidden};
 use incoming::Incoming;
+use lent::Lent;
 use member::Member;
 use shared_device::SharedDevice;
 
@@ -82,7 +87,7 @@ const HANDLES: usize = 2;
 struct Epoch {
     record: Arc<Record>,
     group: Group,
-    /// Whether all members have the states.
+    /// Whether all members have the states, or read them behind its first step.
     is_healed: bool,
 }
 
@@ -113,14 +118,16 @@ pub struct Session {
     not_entered: Option<u64>,
     /// Where a signal that was caught is written down, for [`Session::leave_on`].
     signals: Vec<SigId>,
-    states: States,
-    /// Whether this process has the states: it began the job, or has read them.
-    has_states: bool,
+    /// The states, and whether this process has them: it began the job, or has read them.
+    own: Own,
+    /// The healing behind a step, and its thread.
+    hidden: Option<(Arc<Hidden>, JoinHandle<()>)>,
+    /// What the states wait for.
+    gate: Arc<Gate>,
+    lent: Arc<Lent>,
     /// The epoch in which the last step was committed, the same on all that committed it; of a
     /// process that began the job, the first one before.
     committed_in: Option<Arc<Record>>,
-    /// What it has read of them.
-    kept: Option<Kept>,
 }
 
 impl std::fmt::Debug for Session {
@@ -233,22 +240,23 @@ impl Session {
 
     /// A state of the job: zeroed elements that are equal on all members, and change with steps
     /// that are committed. All members declare the same ones, before their first step. A process
-    /// that joins a running job reads them from the others in its first [`Session::next`]. If the
-    /// job ends before that, the states of this process are still zeros.
+    /// that joins a running job reads them from the others in its first [`Session::next`], or during
+    /// its first step ([`Heal`]). If the job ends before that, the states of this process are still
+    /// zeros, and [`Session::leave`] says so.
     ///
     /// # Errors
     ///
     /// There is a state of this name, no memory, or it cannot be registered.
     pub fn state<T: Element>(&mut self, name: &str, len: usize) -> Result<State<T>, SessionError> {
-        if self.states.contains(name) || name.len() > NAME_BYTES_MAX {
+        if self.own.states.contains(name) || name.len() > NAME_BYTES_MAX {
             return Err(SessionError::StateTaken(name.to_owned()));
         }
         let bytes = len.saturating_mul(size_of::<T>());
         let memory = self.memory(bytes)?;
         let elements = session_buffer(memory.clone(), len, self.number);
         let entry = Entry::new(T::DATA_TYPE.name(), bytes, memory);
-        let state = State::new(name, elements, entry.healed());
-        self.states.add(name, entry);
+        let state = State::new(name, elements, entry.healed(), self.own.has_them, Arc::clone(&self.gate));
+        self.own.states.add(name, entry);
         Ok(state)
     }
 
@@ -264,28 +272,57 @@ impl Session {
         // Who has come since has made no step with the others: it heals before its first one, so
         // nobody waits for it here.
         let Some(among) = self.committed_in.clone() else { return Ok(()) };
+        self.end_hidden()?;
+        // Who could not read them to the end has none to compare.
+        let own = self.own.has_them.then(|| self.own.states.hash());
         let mut record = self.await_entry()?;
-        while !self.healing(&record).audit(self.step, &self.states, &among)? {
+        while !self.healing(&record).audit(self.step, own, &among)? {
             record = self.await_entry()?;
         }
         Ok(())
     }
 
-    fn healing<'a>(&'a self, record: &'a Record) -> Healing<'a> {
-        Healing::new(record, &self.device, &self.incoming, &self.member, self.elastic.heal_wait)
+    fn healing(&self, record: &Arc<Record>) -> Healing {
+        Healing {
+            record: Arc::clone(record),
+            own: self.process,
+            device: Arc::clone(&self.device),
+            incoming: Arc::clone(&self.incoming),
+            member: Arc::clone(&self.member),
+            lent: Arc::clone(&self.lent),
+            patience: self.elastic.heal_wait,
+            is_beside_step: false,
+        }
     }
 
     /// Heals who came, this process too; false: the epoch is over before.
-    fn heal(&mut self, record: &Record) -> Result<bool, SessionError> {
-        let mut states = std::mem::take(&mut self.states);
-        let (mut has_them, mut kept) = (self.has_states, self.kept.take());
-        let healed = self.healing(record).run(&mut states, &mut has_them, &mut kept);
-        (self.states, self.has_states, self.kept) = (states, has_them, kept);
-        let is_healed = healed?;
-        if let Some(epoch) = self.epoch.as_mut() {
-            epoch.is_healed = is_healed;
+    fn heal(&mut self, record: &Arc<Record>) -> Result<bool, SessionError> {
+        let begun = self.healing(record).begin(&mut self.own)?;
+        let Some(epoch) = self.epoch.as_mut() else { return Ok(false) };
+        epoch.is_healed = !matches!(begun, Begun::Over);
+        if let Begun::Hidden { hidden, thread, contributors } = begun {
+            epoch.group.set_contributors(Some(contributors), self.own.has_them);
+            self.gate.close(Arc::clone(&hidden));
+            self.hidden = Some((hidden, thread));
         }
-        Ok(is_healed)
+        Ok(epoch.is_healed)
+    }
+
+    /// Waits for the end of the healing behind a step, if there is one. All contribute from now on.
+    fn end_hidden(&mut self) -> Result<(), SessionError> {
+        let Some((hidden, thread)) = self.hidden.take() else { return Ok(()) };
+        let is_whole = hidden.await_end();
+        // A panic there is the error of the healing.
+        let _ = thread.join();
+        self.gate.open();
+        if let Some(epoch) = &self.epoch {
+            epoch.group.set_contributors(None, true);
+        }
+        if hidden.reads() {
+            self.own.has_them = is_whole;
+            self.own.kept = hidden.take_kept();
+        }
+        hidden.take_error().map_or(Ok(()), Err)
     }
 
     /// Attempts the next step: [`Session::next`], the step itself, and [`Session::commit`].
@@ -317,6 +354,11 @@ impl Session {
         loop {
             let record = self.await_entry()?;
             self.step = record.step().max(self.step);
+            self.lent.entered(record.number(), || self.device.is_ending());
+            let is_behind = |hidden: &Hidden| !hidden.is_of(record.number(), self.step);
+            if self.hidden.as_ref().is_some_and(|(hidden, _)| is_behind(hidden)) {
+                self.end_hidden()?;
+            }
             let members = record.members().len();
             let waited = clock::now().since(since);
             if members < self.elastic.fewest as usize {
@@ -471,12 +513,16 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// None at present: whatever the others do, this process has left.
+    /// [`SessionError::StatesNotRead`], where this process has declared states and the job was over
+    /// before it could read them. It has left then too, whatever the others do.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.begun = None;
+        // An error of its own ends the healing too.
+        let _ = self.end_hidden();
         let begun = clock::now();
         let mut has_insisted = false;
         let mut state = self.member.lock();
+        let was_told = state.has_announced();
         self.member.announce_leave(&mut state);
         while !state.all_leave() && !state.is_out() {
             let waited = clock::now().since(begun);
@@ -497,7 +543,11 @@ impl Session {
             self.device.poll(clock::now());
             std::thread::yield_now();
         }
-        Ok(())
+        let states = self.own.states.names();
+        if self.own.has_them || states.is_empty() || was_told {
+            return Ok(());
+        }
+        Err(SessionError::StatesNotRead { step: self.step, states })
     }
 
     /// Waits for the entry of the newest epoch.
@@ -526,6 +576,10 @@ impl Session {
         }
         if state.is_interrupted() {
             return Some(SessionError::Interrupted);
+        }
+        if let Some((from, seat)) = state.stranger() {
+            let seats = self.device.info().reach.len() as u32;
+            return Some(SessionError::NoSuchSeat { from, seat, seats });
         }
         if let Some((answered, members)) = state.without_quorum() {
             let waited = self.elastic.quorum_wait;
@@ -628,7 +682,7 @@ impl Session {
         if std::mem::take(&mut state.is_memory_taken) {
             // Buffers that were registered before are memory as any other from now on.
             self.number = session_number();
-            self.states.were_taken();
+            self.own.states.were_taken();
         }
         if let Some(scratch) = &state.scratch {
             return Ok(scratch.clone());
@@ -641,9 +695,14 @@ impl Session {
         Ok(scratch)
     }
 
-    /// Ends the session's thread.
+    /// Ends the session's threads.
     fn end(&mut self) {
         self.member.end();
+        if let Some((_, thread)) = self.hidden.take() {
+            // It ends with the session. What it says about that, nobody asks for.
+            let _ = thread.join();
+            self.gate.open();
+        }
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // A panic there has been reported by the thread itself.
@@ -699,8 +758,9 @@ impl Drop for TellsOfPanic<'_> {
 
 #[cfg(test)]
 mod tests {
+    use pleach_membership::Message;
     use pleach_transport::rendezvous::World;
-    use pleach_transport::{PostError, rendezvous::FabricChoice};
+    use pleach_transport::{PostError, Responder as _, rendezvous::FabricChoice};
 
     use super::*;
     use crate::engine::EngineError;
@@ -724,6 +784,25 @@ mod tests {
         assert_eq!(session.next().expect("a step begins"), 1);
         assert_eq!(session.epoch(), 1, "not in the epoch that could not be entered");
         session.leave().expect("is left");
+    }
+
+    #[test]
+    fn who_names_a_seat_that_there_is_not_ends_the_session_with_an_error() {
+        let mut session = alone();
+        let record = Record::first(vec![Process::new(7, 1)]).expect("has a member");
+        for part in envelope::parts(&Message::Decided(Arc::new(record))) {
+            assert_eq!(session.incoming.message(0, &part), None, "nothing is answered");
+        }
+        let until = clock::now() + session.setting.options().timeout;
+        let error = loop {
+            match session.attempt(|_, _| Ok(())) {
+                Ok(verdict) => assert_eq!(verdict, Verdict::Committed),
+                Err(error) => break error,
+            }
+            assert!(clock::now() < until, "it was told");
+        };
+        let SessionError::NoSuchSeat { from, seat, seats } = &error else { panic!("{error}") };
+        assert_eq!((from.seat, *seat, *seats), (Seat(0), Seat(7), 1));
     }
 
     #[test]

@@ -16,8 +16,9 @@
 //! * *Drains are counted by records.* Both ends of a pair drain once for each record that they have
 //!   in common, however many of them an end has not heard of. So the n-th drain of one end and the
 //!   n-th of the other are about the same record.
-//! * *The session's own reads cross no epoch's end.* Gets of states are begun while the members
-//!   stand still, and a new epoch's are begun when all of them have ended.
+//! * *The session's own reads cross no epoch's end.* A get of states names the record of its epoch,
+//!   and is refused once its pair is to be drained for a later one, or its peer is out. So it stands
+//!   before the drain's mark. A new epoch's are begun when all of them have ended.
 //! * *Ends are their epoch's.* Transfers have numbers of this device's own, so the end of a
 //!   transfer of an epoch before is never taken for that of another one.
 
@@ -151,9 +152,19 @@ impl SharedDevice {
         self.lock().device.post(peer, message, Urgency::Ordinary)
     }
 
-    /// Begins to read a peer's memory, for the session itself. `None`: it has ended.
-    pub(crate) fn get(&self, peer: Rank, src: RemoteSlice, dst: Slice) -> Result<Option<u64>, SubmitError> {
+    /// Begins to read a peer's memory, for the session itself, in the epoch of this record. `None`:
+    /// it has ended.
+    pub(crate) fn get(
+        &self,
+        record: u64,
+        peer: Rank,
+        src: RemoteSlice,
+        dst: Slice,
+    ) -> Result<Option<u64>, SubmitError> {
         let mut shared = self.lock();
+        if shared.pairs.get(peer as usize).is_none_or(|pair| pair.is_out || pair.record > record) {
+            return Err(SubmitError::Severed { peer });
+        }
         let number = shared.next_transfer;
         let submitted = shared.device.submit(peer, Transfer::Get { src, dst }, TransferId(number))?;
         if submitted != Submitted::UnderWay {

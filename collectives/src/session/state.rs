@@ -6,13 +6,15 @@ use std::sync::{Arc, OnceLock};
 
 use pleach_transport::Slice;
 
+use super::hidden::Gate;
 use crate::group::{Buffer, Element, session_buffer};
 
 /// Elements that are equal on all members: each changes them alike, after a step was committed.
 /// Derefs to a slice.
 ///
-/// A process that joined finds them when its first step begins. A slice of them that was taken
-/// before still shows zeros.
+/// A process that joined finds them when its first step begins, or, with
+/// [`Heal::Hidden`](super::Heal), after that step at the latest ([`State::update`] waits for them). A
+/// slice of them that was taken before still shows zeros.
 pub struct State<T: Element> {
     name: String,
     elements: Buffer<T>,
@@ -20,11 +22,20 @@ pub struct State<T: Element> {
     healed: Arc<OnceLock<Slice>>,
     /// The same, as elements.
     read: OnceLock<Buffer<T>>,
+    /// This process has begun the job.
+    is_first: bool,
+    gate: Arc<Gate>,
 }
 
 impl<T: Element> State<T> {
-    pub(crate) fn new(name: &str, elements: Buffer<T>, healed: Arc<OnceLock<Slice>>) -> Self {
-        Self { name: name.to_owned(), elements, healed, read: OnceLock::new() }
+    pub(crate) fn new(
+        name: &str,
+        elements: Buffer<T>,
+        healed: Arc<OnceLock<Slice>>,
+        is_first: bool,
+        gate: Arc<Gate>,
+    ) -> Self {
+        Self { name: name.to_owned(), elements, healed, read: OnceLock::new(), is_first, gate }
     }
 
     /// Its name.
@@ -33,8 +44,22 @@ impl<T: Element> State<T> {
         &self.name
     }
 
+    /// Whether it is here. In a process that joined it is not before it was read from the members.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.is_first || self.healed.get().is_some()
+    }
+
     /// Changes it, as all members do after a step that was committed.
+    ///
+    /// With [`Heal::Hidden`](super::Heal) it waits until each process that has joined with that step
+    /// has read the states, [`Elastic::heal_wait`](super::Elastic) at most. In a process that has
+    /// joined and could not read them to the end, because the epoch was over before, `change` is not
+    /// called: it will read what the others have changed.
     pub fn update(&mut self, change: impl FnOnce(&mut [T])) {
+        if !self.gate.pass() {
+            return;
+        }
         let _ = self.now();
         change(self.read.get_mut().unwrap_or(&mut self.elements));
     }

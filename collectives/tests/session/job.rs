@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_transport::clock;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::member::{ENOUGH, MARK, VARIABLE};
 
@@ -31,6 +32,10 @@ pub(crate) enum Told {
     SetUp(u64, u64, u64),
     /// It is a member, on this seat.
     Joined(u32),
+    /// It takes part in this step with the neutral element.
+    Neutral(u64),
+    /// A step was committed, and it has not read the states yet.
+    Unread(u64),
     /// Anything else.
     Other(String),
 }
@@ -49,6 +54,8 @@ impl Told {
             }
             "setup" => Self::SetUp(number(), number(), number()),
             "joined" => Self::Joined(number() as u32),
+            "neutral" => Self::Neutral(number()),
+            "unread" => Self::Unread(number()),
             "end" => Self::End(words.next().unwrap_or_default().to_owned()),
             _ => Self::Other(line.to_owned()),
         }
@@ -69,6 +76,8 @@ pub(crate) struct Job {
     told: Vec<Vec<Told>>,
     /// Members that may not end well.
     struck: Vec<bool>,
+    /// Of those that began, these are a process group, to which one signal goes.
+    together: Vec<u32>,
     folder: PathBuf,
 }
 
@@ -80,6 +89,11 @@ pub(crate) fn seed() -> u64 {
 
 impl Job {
     pub(crate) fn start(fabric: &str, size: u32, settings: &[&str]) -> Self {
+        Self::start_together(fabric, size, settings, &[])
+    }
+
+    /// The same; some of the members get the signals of [`Job::signal_together`].
+    pub(crate) fn start_together(fabric: &str, size: u32, settings: &[&str], together: &[u32]) -> Self {
         // Relaxed: only uniqueness matters.
         static FOLDERS: AtomicU32 = AtomicU32::new(0);
         let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +102,9 @@ impl Job {
         let (sender, lines) = channel();
         let (fabric, settings, members) = (fabric.to_owned(), settings.join(" "), Vec::new());
         let (seats, told, struck) = (Vec::new(), Vec::new(), Vec::new());
-        let mut job = Self { fabric, size, settings, members, seats, sender, lines, told, struck, folder };
+        let together = together.to_vec();
+        let mut job =
+            Self { fabric, size, settings, members, seats, sender, lines, told, struck, together, folder };
         for seat in 0..size {
             job.spawn(seat, &[]);
         }
@@ -105,14 +121,18 @@ impl Job {
         let tls = tls.iter().filter_map(|setting| Some(("PLEACH_TLS", setting.strip_prefix("tls=")?)));
         let words = format!("{seat} {size} {fabric} {folder} {} {}", self.settings, settings.join(" "));
         {
-            let mut child = Command::new(std::env::current_exe().expect("a path"))
+            let mut command = Command::new(std::env::current_exe().expect("a path"));
+            command
                 .args(["--exact", "member_process", "--ignored", "--nocapture", "--test-threads=1"])
                 .env(VARIABLE, words)
                 .envs(tls)
                 .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("starts");
+                .stdout(Stdio::piped());
+            if number < self.size && self.together.contains(&number) {
+                let first = self.members.get(self.together[0] as usize);
+                command.process_group(first.map_or(0, |first| first.id() as i32));
+            }
+            let mut child = command.spawn().expect("starts");
             let output = BufReader::new(child.stdout.take().expect("is piped"));
             let sender = self.sender.clone();
             thread::spawn(move || {
@@ -178,6 +198,16 @@ impl Job {
         let id = Pid::from_child(&self.members[seat as usize]);
         // A process that was killed before is there until it is waited for.
         kill_process(id, signal).expect("it is this test's own");
+    }
+
+    /// Sends a signal to those that were started together, at once: none of them runs on when
+    /// another one has stopped.
+    pub(crate) fn signal_together(&mut self, signal: Signal) {
+        for seat in &self.together {
+            self.struck[*seat as usize] = true;
+        }
+        let first = Pid::from_child(&self.members[self.together[0] as usize]);
+        kill_process_group(first, signal).expect("it is this test's own");
     }
 
     /// Sends a signal that a member is to end well after.
@@ -273,8 +303,14 @@ impl Job {
             .collect();
         for (seat, told) in (0..).zip(&self.told) {
             let mut next = if seat < self.size { Some(0) } else { None };
+            // In which it contributes nothing.
+            let mut neutral = None;
             for told in told {
                 match told {
+                    Told::Neutral(step) => neutral = Some(*step),
+                    Told::Unread(step) => {
+                        assert_eq!((neutral, next), (Some(*step), None), "seat {seat} {context}");
+                    }
                     Told::Committed { step, bits, applied } => {
                         // Who came begins with the step that the others are at.
                         assert_eq!(*step, next.unwrap_or(*step), "seat {seat} {context}");
@@ -286,9 +322,12 @@ impl Job {
                             "step {step} by seats {seat} and {by} {context}"
                         );
                         let own = self.seats[seat as usize];
-                        assert_eq!(bits >> own & 1, 1, "seat {seat} has part in step {step} {context}");
+                        let contributes = neutral.take() != Some(*step);
+                        let has_part = bits >> own & 1 == 1;
+                        assert_eq!(has_part, contributes, "seat {seat} in step {step} {context}");
                     }
                     Told::Retry { step, epochs, left, members: after, change } => {
+                        neutral = None;
                         assert_eq!(
                             *step,
                             next.unwrap_or(*step),

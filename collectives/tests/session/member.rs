@@ -4,9 +4,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pleach_collectives::session::Process;
+use pleach_collectives::session::{Heal, Process};
 use pleach_collectives::{
-    CollectiveError, Elastic, JoinGroupError, Options, ReduceOp, Session, SessionError, Verdict,
+    CollectiveError, Elastic, Group, JoinGroupError, Operation, Options, ReduceOp, Session, SessionError,
+    Verdict,
 };
 use pleach_transport::rendezvous::{Fabric, FabricChoice, JoinError, Launcher, Rendezvous, World};
 use rustix::process::Signal;
@@ -46,6 +47,12 @@ struct Settings {
     errs: Option<(u32, u64)>,
     /// Whether states are compared after each step.
     audits: bool,
+    heal: Heal,
+    heal_wait: Duration,
+    /// Whether a step gathers too, and does not only reduce.
+    gathers: bool,
+    /// Whether it leaves before its first step.
+    leaves_unread: bool,
 }
 
 /// `SEAT:STEP`.
@@ -70,6 +77,10 @@ impl Settings {
             state: 3,
             errs: None,
             audits: false,
+            heal: Heal::Boundary,
+            heal_wait: Duration::from_secs(60),
+            gathers: false,
+            leaves_unread: false,
         };
         for word in words {
             let (name, value) = word.split_once('=').expect("NAME=VALUE");
@@ -85,6 +96,10 @@ impl Settings {
                 "program" => settings.program = Some(value.to_owned()),
                 "state" => settings.state = number() as usize,
                 "audit" => settings.audits = true,
+                "heal" => settings.heal = if value == "hidden" { Heal::Hidden } else { Heal::Boundary },
+                "heal-wait" => settings.heal_wait = Duration::from_millis(number()),
+                "gathers" => settings.gathers = true,
+                "unread" => settings.leaves_unread = true,
                 "fails" => {
                     for item in value.split(',') {
                         let parts: Vec<u64> =
@@ -128,6 +143,7 @@ pub(crate) fn make_steps() {
         elastic.program.clone_from(program);
     }
     elastic.suspect_after = settings.suspect;
+    (elastic.heal, elastic.heal_wait) = (settings.heal, settings.heal_wait);
     elastic.fewest_wait = Duration::from_millis(300);
     elastic.quorum_wait = Duration::from_secs(5);
     options.join_timeout = Duration::from_secs(45);
@@ -148,6 +164,7 @@ fn end(error: &SessionError) {
         SessionError::TooFew { .. } => "TooFew",
         SessionError::Step { .. } => "Step",
         SessionError::StatesDiffer { .. } => "StatesDiffer",
+        SessionError::StatesNotRead { .. } => "StatesNotRead",
         SessionError::Diverged { members, .. } => {
             let seats: Vec<String> = members.iter().map(|member| member.seat.0.to_string()).collect();
             return say(&format!("end Diverged:{} {error}", seats.join(",")));
@@ -159,12 +176,40 @@ fn end(error: &SessionError) {
     say(&format!("end {name} {error}"));
 }
 
+/// In a step behind which somebody may heal: who contributes, `bits`, counts in averages and in
+/// batches too, and nobody else.
+fn look_at_neutral(group: &Group, seat: u32, bits: u64, step: u64) -> Result<(), CollectiveError> {
+    if !group.contributes() {
+        say(&format!("neutral {step}"));
+    }
+    assert_eq!(bits >> seat & 1 == 1, group.contributes());
+    let seats = || (0..64_u32).filter(|seat| bits >> seat & 1 == 1);
+    let (sum, count) = (f64::from(seats().sum::<u32>()), f64::from(seats().count() as u32));
+    let mut mean = [f64::from(seat)];
+    group.all_reduce(&mut mean, ReduceOp::Avg)?;
+    assert_eq!(mean, [sum / count], "of those that contribute");
+    let (mut highest, mut sums) = ([i64::from(seat)], vec![f64::from(seat); 300]);
+    let mut batch = group.batch();
+    batch.add(Operation::all_reduce(&mut highest, ReduceOp::Max))?;
+    batch.add(Operation::all_reduce(&mut sums[..100], ReduceOp::Sum))?;
+    batch.run()?;
+    assert_eq!(highest, [i64::from(seats().max().expect("somebody contributes"))]);
+    assert!(sums[..100].iter().all(|it| *it == sum) && sums[100..].iter().all(|it| *it == f64::from(seat)));
+    let (input, mut output) = ([f64::from(seat); 4], [0.0; 4]);
+    group.run(Operation::all_reduce_into(&input, &mut output, ReduceOp::Avg))?;
+    assert_eq!((input, output), ([f64::from(seat); 4], [sum / count; 4]), "the input stays");
+    Ok(())
+}
+
 fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     // The contributors, how many of them have had enough, and what differs from step to step.
     let mut sums = session.buffer::<u64>(2 + ELEMENTS).expect("there is memory");
     let mut watched = session.buffer::<u64>(WATCHED).expect("there is memory");
     watched.fill(0x5eed);
     let mut applied = session.state::<u64>("applied", settings.state).expect("there is memory");
+    if settings.leaves_unread {
+        return session.leave().map_or_else(|error| end(&error), |()| say("left"));
+    }
     session.leave_on(Signal::TERM.as_raw()).expect("can be caught");
     loop {
         let step = session.step();
@@ -184,7 +229,15 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
             sums[2..].fill(step << 8 | 1);
             group.all_reduce(&mut sums, ReduceOp::Sum)?;
             let count = u64::from(sums[0].count_ones());
-            assert_eq!(count, u64::from(group.world_size()), "each member contributes once");
+            assert_eq!(count, u64::from(group.contributors()), "each member contributes once");
+            if settings.heal == Heal::Hidden {
+                look_at_neutral(group, seat, sums[0], step)?;
+            }
+            if settings.gathers {
+                let mut ranks = vec![0; group.world_size() as usize];
+                group.all_gather(&[group.rank()], &mut ranks)?;
+                assert!(ranks.into_iter().eq(0..group.world_size()));
+            }
             assert!(sums[2..].iter().all(|sum| *sum == count * (step << 8 | 1)), "step {step}");
             Ok(())
         });
@@ -206,7 +259,11 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
                 {
                     return end(&error);
                 }
-                say(&format!("committed {step} {} {}", sums[0], applied[0]));
+                if applied.is_here() {
+                    say(&format!("committed {step} {} {}", sums[0], applied[0]));
+                } else {
+                    say(&format!("unread {step}"));
+                }
                 if sums[1] > 0 {
                     break;
                 }

@@ -1,6 +1,5 @@
 //! Sessions that meet over TCP, with and without a secret.
 
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -11,6 +10,8 @@ use pleach_transport::auth::Secret;
 use pleach_transport::rendezvous::{
     Fabric, FabricChoice, JoinError, Launcher, OpenStoreError, Rendezvous, World,
 };
+
+use super::ports;
 
 fn options(rank: u32, port: u16, secret: Option<u8>) -> Options {
     let mut options = Options::new(World {
@@ -51,7 +52,7 @@ fn run(options: &Options, enough: &AtomicBool, steps: &Sender<u64>) -> Result<u6
 }
 
 fn joins_with_the_secret_alone(secret: Option<u8>) {
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("is bound").port();
+    let port = ports::reserve(1);
     let enough = Arc::new(AtomicBool::new(false));
     let (sender, steps) = channel();
     let start = |rank: u32| {

@@ -204,6 +204,8 @@ pub struct Plan {
     /// See [`Plan::untouched_by_host`].
     is_untouched_by_host: bool,
     lanes: Vec<LanePlan>,
+    /// The divisor of an average.
+    divide_by: u32,
     /// Steps of all chunks that can be under way.
     states: u32,
     /// How many chunks a lane may be ahead of the slowest one.
@@ -292,12 +294,22 @@ impl Plan {
             unit_bytes,
             layout,
             lanes,
+            divide_by: program.ranks,
             states,
             under_way_max,
             program,
         };
         plan.fast = if is_even { FastPlan::new(&plan, chunk_bytes) } else { None };
         Ok(plan)
+    }
+
+    /// The same plan; averages are divided by this number, not by that of the ranks.
+    #[must_use]
+    pub fn dividing_by(mut self, divide_by: u32) -> Self {
+        if let Some(fast) = &mut self.fast {
+            fast.divide_averages_by(divide_by);
+        }
+        Self { divide_by, ..self }
     }
 
     /// The same plan, for memory that the caller's processor must not touch: that processor copies
@@ -506,7 +518,7 @@ impl Plan {
     /// The divisor of a reduction. Only a reduction that completes an average divides.
     #[inline]
     pub(super) fn divisor(&self, completes: bool) -> u32 {
-        if completes && self.descriptor.op == ReduceOp::Avg { self.program.ranks } else { 1 }
+        if completes && self.descriptor.op == ReduceOp::Avg { self.divide_by } else { 1 }
     }
 
     /// A step of a chunk of a lane.
