@@ -25,6 +25,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pleach_vocabulary::Rank;
 
+/// Most dimensions of a grid.
+pub const GRID_DIMENSIONS_MAX: usize = 16;
+
 /// Ranks as the points of a grid that may have holes; see the module's comment in the source.
 ///
 /// Seats are the points, numbered with the last coordinate varying fastest. Ranks are the seats
@@ -82,6 +85,12 @@ pub enum SpaceError {
         /// The seat.
         seat: u32,
     },
+    /// More dimensions than a grid may have.
+    #[error("a grid of {dimensions} dimensions; give {GRID_DIMENSIONS_MAX} at most")]
+    TooManyDimensions {
+        /// Their number.
+        dimensions: usize,
+    },
     /// There is nobody.
     #[error("a grid has at least 1 rank; give 1 rank or more")]
     NoRanks,
@@ -99,11 +108,11 @@ pub(crate) fn product(extents: &[u32]) -> u64 {
 }
 
 /// Extents that differ by one at most and have a place for each rank, none of them above the root
-/// of the number of ranks, rounded up. Smaller extents come first. No ranks count as one rank, and
-/// no dimensions as one.
+/// of the number of ranks, rounded up. Smaller extents come first. No ranks count as one rank, no
+/// dimensions as one, and more than [`GRID_DIMENSIONS_MAX`] as that many.
 #[must_use]
 pub fn balanced_extents(ranks: u32, dimensions: u32) -> Vec<u32> {
-    let (ranks, dimensions) = (u64::from(ranks.max(1)), dimensions.max(1));
+    let (ranks, dimensions) = (u64::from(ranks.max(1)), dimensions.clamp(1, GRID_DIMENSIONS_MAX as u32));
     // As many of the extents are `side`, and the others are one less.
     let places = |side: u64, many: u32| {
         side.saturating_pow(many).saturating_mul((side - 1).saturating_pow(dimensions - many))
@@ -117,14 +126,21 @@ pub fn balanced_extents(ranks: u32, dimensions: u32) -> Vec<u32> {
     extents
 }
 
+fn check_dimensions(extents: &[u32]) -> Result<(), SpaceError> {
+    let dimensions = extents.len();
+    if dimensions > GRID_DIMENSIONS_MAX { Err(SpaceError::TooManyDimensions { dimensions }) } else { Ok(()) }
+}
+
 impl RankSpace {
     /// So many ranks on the first seats of a grid of these extents. Lines without a rank are left
     /// out: 6 ranks in 3×3 are 2×3.
     ///
     /// # Errors
     ///
-    /// The grid has fewer places than there are ranks, or there are none.
+    /// The grid has fewer places than there are ranks, or too many dimensions, or there are no
+    /// ranks.
     pub fn new(extents: &[u32], ranks: u32) -> Result<Self, SpaceError> {
+        check_dimensions(extents)?;
         let mut extents = extents.to_vec();
         let places = product(&extents);
         if ranks == 0 {
@@ -146,7 +162,7 @@ impl RankSpace {
 
     /// So many ranks on the first seats of a grid of so many dimensions with
     /// [balanced extents](balanced_extents): no line is longer than `n^(1/d)`, rounded up. No ranks
-    /// count as one rank, and no dimensions as one.
+    /// count as one rank, no dimensions as one, and more than [`GRID_DIMENSIONS_MAX`] as that many.
     #[must_use]
     pub fn balanced(ranks: u32, dimensions: u32) -> Self {
         let extents = balanced_extents(ranks, dimensions);
@@ -159,6 +175,7 @@ impl RankSpace {
     ///
     /// See [`SpaceError`].
     pub fn of_seats(extents: &[u32], mut seats: Vec<u32>) -> Result<Self, SpaceError> {
+        check_dimensions(extents)?;
         seats.sort_unstable();
         if let Some(twice) = seats.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(SpaceError::SeatTwice { seat: twice[0] });
@@ -383,6 +400,18 @@ mod tests {
                 check(&RankSpace::of_seats(&[4, 2, 3], seats).expect("24 seats"));
             }
         }
+    }
+
+    #[test]
+    fn a_grid_of_more_dimensions_than_the_limit_is_refused() {
+        let most = GRID_DIMENSIONS_MAX;
+        assert_eq!(RankSpace::new(&vec![2; most], 1 << 16).expect("the limit").extents().len(), most);
+        let error = SpaceError::TooManyDimensions { dimensions: most + 1 };
+        assert_eq!(RankSpace::new(&vec![2; most + 1], 4), Err(error.clone()));
+        assert_eq!(RankSpace::of_seats(&vec![1; most + 1], vec![0]), Err(error.clone()));
+        assert_eq!(error.to_string(), "a grid of 17 dimensions; give 16 at most");
+        assert_eq!(balanced_extents(1 << 20, u32::MAX).len(), most);
+        check(&RankSpace::balanced(100, u32::MAX));
     }
 
     #[test]

@@ -3,10 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+pub use crate::rank_space::GRID_DIMENSIONS_MAX;
 use crate::rank_space::{RankSpace, SpaceError, balanced_extents, text};
-
-/// Most dimensions of a grid.
-pub const GRID_DIMENSIONS_MAX: usize = 16;
 
 /// The shape of a grid of ranks. In the name of an algorithm it is `3x3`, or `2d`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,7 +30,7 @@ impl GridShape {
     ///
     /// # Errors
     ///
-    /// The grid has fewer places than there are ranks, or there are none.
+    /// See [`SpaceError`].
     pub fn space(&self, ranks: u32) -> Result<RankSpace, SpaceError> {
         RankSpace::new(&self.extents(ranks), ranks)
     }
