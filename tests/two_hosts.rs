@@ -65,16 +65,22 @@ fn ranks_of_two_namespaces_share_memory_inside_and_take_sockets_across() {
 #[test]
 fn a_rank_of_another_host_without_tls_is_told_which_variable_to_set() {
     let Some(hosts) = hosts() else { return };
-    let mut first = hosts.start(0, 0, 2, &["bench", "--max", "8"]);
-    let output = ended(vec![hosts.start(1, 1, 2, &["bench", "--max", "8", "--tls", "off"])]).remove(0);
-    let _ = first.kill();
-    let told = text(&first.wait_with_output().expect("it was killed").stderr);
-    let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{error}");
-    let both =
-        "speaks TLS with the job's secret on this connection and this rank speaks no TLS; set PLEACH_TLS";
-    assert!(error.contains("rank 0 at") && error.contains(both), "{error}");
-    assert!(told.contains("speaks no TLS"), "{told}");
+    let [one, other] = [0, 1].map(|host| hosts.address(host).to_string());
+    for mode in [&[][..], &["--tls", "require"]] {
+        let mut first = hosts.start(0, 0, 2, &[&["bench", "--max", "8"], mode].concat());
+        let output = ended(vec![hosts.start(1, 1, 2, &["bench", "--max", "8", "--tls", "off"])]).remove(0);
+        let _ = first.kill();
+        let told = text(&first.wait_with_output().expect("it was killed").stderr);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        let both =
+            "speaks TLS with the job's secret on this connection and this rank speaks no TLS; set PLEACH_TLS";
+        assert!(error.contains(&format!("rank 0 at {one}")) && error.contains(both), "{error}");
+        // It waits for a rank that is set alike.
+        let both =
+            "speaks no TLS on this connection and this rank speaks TLS with the job's secret; set PLEACH_TLS";
+        assert!(told.contains(&other) && told.contains(both), "{told}");
+    }
 }
 
 #[test]
