@@ -398,8 +398,7 @@ impl Replay {
             parsed.plan(&layout, rank, ranks)
         };
         let plan = plan.map_err(|error| error.to_string())?;
-        let Whole { scheme, rank: number, ranks: all } =
-            part_of.unwrap_or_else(|| Whole { scheme, rank, ranks });
+        let Whole { scheme, rank: number, ranks: all } = part_of.unwrap_or(Whole { scheme, rank, ranks });
         Ok(Self {
             policy: plan.policy,
             place: (rank, ranks),
