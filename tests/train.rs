@@ -106,7 +106,7 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "hybrid:groups=3"], "give groups=2, or auto"),
         (&["--scheme", "hybrid:group=2"], "did you mean 'groups'?"),
         (&["--scheme", "hybrid:groups=0"], "give auto, or a number of groups"),
-        (&["--scheme", "hybrid", "--log", "x"], "hybrid has no logs"),
+        (&["--scheme", "hybrid", "--record", "x"], "hybrid has no records"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);
@@ -224,6 +224,7 @@ fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtua
 
 #[test]
 fn four_ranks_divide_the_network_inside_of_groups_and_learn_to_read_digits() {
+    let folder = Folder::new("train-hybrid");
     for (fabric, scheme, groups) in [
         // Two groups are predicted to take the least time.
         ("shm", "hybrid", 2),
@@ -231,12 +232,21 @@ fn four_ranks_divide_the_network_inside_of_groups_and_learn_to_read_digits() {
         ("shm", "hybrid:groups=1", 1),
         ("tcp", "hybrid:groups=4", 4),
     ] {
-        let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
+        let events = folder.path(&format!("{fabric}-{groups}"));
+        let output = train(&["--fabric", fabric, "--scheme", scheme, "--json", "--log", &events]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
         let lines: Vec<&str> = text(&output.stdout).lines().collect();
         let last = lines.last().expect("results");
         assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
         assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
+        let replayed = train(&["--replay", &events, "--json"]);
+        assert!(replayed.status.success(), "{scheme}: {}", text(&replayed.stderr));
+        let replayed: Vec<&str> = text(&replayed.stdout).lines().collect();
+        assert_eq!(replayed.len(), 4, "{replayed:?}");
+        for line in replayed {
+            assert_eq!((field(line, "same"), field(line, "complete")), ("true", "true"), "{line}");
+            assert_eq!(field(line, "scheme"), format!("\"hybrid:groups={groups}\""), "{line}");
+        }
         // 64 pixels, 64 hidden units, 10 classes, 16 images a rank: the shard that is averaged, and
         // the blocks that are sent inside of the group.
         let members = 4 / groups;

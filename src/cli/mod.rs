@@ -14,6 +14,8 @@ mod chaos;
 mod chart;
 mod devices;
 mod digits;
+#[cfg(test)]
+mod digits_tests;
 mod doctor;
 mod error;
 mod exchange;

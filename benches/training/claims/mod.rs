@@ -12,11 +12,12 @@
 pub(crate) mod barriers;
 pub(crate) mod blink;
 pub(crate) mod das;
-#[allow(unused_imports)] // Of its unit tests, where these are not built.
 #[path = "../../../src/cli/digits.rs"]
 mod digits;
 pub(crate) mod images;
 pub(crate) mod jin;
+#[path = "../../../training/tests/quadratic/mod.rs"]
+mod quadratic;
 pub(crate) mod quality;
 #[path = "../../report/mod.rs"]
 pub(crate) mod report;

@@ -3,33 +3,15 @@
 
 use std::fmt::Write as _;
 
-use pleach::Rank;
+use pleach_training::Simulation;
 use pleach_training::simulation::{Settings, SimulationError};
-use pleach_training::{Layout, Learner, Simulation};
 
+use super::quadratic::Quadratic;
 use super::world::{End, Links, Target, World, computing, scheme};
 use super::{Claim, Material, Verdict, head};
 
 pub(crate) const STABILITY: &str = "Zhang: stability";
 pub(crate) const DOWNPOUR: &str = "Zhang: beside DOWNPOUR";
-
-/// `f(x) = x²/2` in one dimension, from 1: the gradient is `x` on all ranks.
-struct Quadratic;
-
-impl Learner for Quadratic {
-    fn layout(&self) -> Layout {
-        Layout::of(&[1])
-    }
-
-    fn initial(&self) -> Vec<f32> {
-        vec![1.0]
-    }
-
-    fn gradient(&self, _: Rank, _: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
-        gradient.copy_from_slice(parameters);
-        parameters[0] * parameters[0] / 2.0
-    }
-}
 
 /// Turns of each rank.
 const TURNS: u64 = 600;

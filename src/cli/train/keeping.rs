@@ -60,19 +60,17 @@ impl KeepingArguments {
             ("--log", &self.log),
             ("--record", &self.record),
         ];
+        if self.record.is_some() && schemes.iter().any(|one| matches!(one, Scheme::Hybrid { .. })) {
+            return Err(CommandError::typed(
+                "hybrid has no records: its ranks exchange activations while they compute, and a simulation adds the \
+                 time of that; leave --record away",
+            ));
+        }
         match given.iter().find(|(_, folder)| folder.is_some()) {
             Some((option, _)) if schemes.len() > 1 => Err(CommandError::typed(format!(
                 "{} schemes in one place: {option} is for one training; give one --scheme",
                 schemes.len()
             ))),
-            Some((option, _))
-                if ["--log", "--record"].contains(option)
-                    && schemes.iter().any(|one| matches!(one, Scheme::Hybrid { .. })) =>
-            {
-                Err(CommandError::typed(format!(
-                    "hybrid has no logs and no records: its groups would write to the same files; leave {option} away"
-                )))
-            }
             Some((option, _)) if !["--log", "--record"].contains(option) => {
                 match schemes.iter().find(|one| !one.keeps_checkpoints()) {
                     Some(scheme) => Err(CommandError::typed(format!(
@@ -96,9 +94,10 @@ impl KeepingArguments {
         initial: &[f32],
         hybrid: Option<&Hybrid>,
     ) -> Result<Trainer, TrainError> {
-        let mut trainer = match &self.log {
-            Some(folder) => trainer.logged(folder)?,
-            None => trainer,
+        let mut trainer = match (&self.log, hybrid) {
+            (Some(folder), Some(hybrid)) => hybrid.logged(trainer, folder)?,
+            (Some(folder), None) => trainer.logged(folder)?,
+            (None, _) => trainer,
         };
         match &self.resume {
             None => trainer.parameters_mut().copy_from_slice(initial),
