@@ -21,7 +21,6 @@ mod rank;
 mod recorded;
 mod rounds;
 
-use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::fmt;
 use std::ops::{ControlFlow, Range};
@@ -41,7 +40,7 @@ use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::scheme::{Refusal, Scheme};
 use crate::state::StateError;
-use network::{OnTheWay, Transfers};
+use network::{OnTheWay, Timed, Transfers};
 use rank::{Message, Outgoing, SimulatedRank, compute_all};
 
 use rounds::{Completed, Rounds};
@@ -205,9 +204,9 @@ pub struct Simulated {
 /// longer.
 const THREADS_FROM: usize = 512;
 
-/// Gradients that a thread computes at a time: so many that it counts little to start the thread,
-/// and so few that they are in a cache still when their ranks make their steps.
-const GRADIENTS_PER_THREAD: usize = 8;
+/// Most gradients that a thread computes at a time: so many that it counts little to start the
+/// thread. Those that are ready late would leave the caches again until then.
+const GRADIENTS_PER_THREAD: usize = 64;
 
 /// What happens at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -293,7 +292,7 @@ pub struct Simulation<'a, L> {
     ranks: Vec<SimulatedRank>,
     now: Nanos,
     /// By time and number.
-    happenings: BinaryHeap<Reverse<(Nanos, u64, Happening)>>,
+    happenings: BinaryHeap<Timed<Happening>>,
     happenings_made: u64,
     calls: VecDeque<Call>,
     calls_ended: u64,
@@ -519,7 +518,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         for rank in 0..self.settings.ranks {
             self.deliver(rank, self.begins_with, network)?;
         }
-        while let Some(Reverse((now, _, happening))) = self.happenings.pop() {
+        while let Some((now, happening)) = self.happenings.pop().map(Timed::into_parts) {
             if self.is_observed {
                 self.is_observed = false;
                 if self.observe(observe).is_break() {
@@ -697,7 +696,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     fn happen(&mut self, at: Nanos, happening: Happening) {
-        self.happenings.push(Reverse((at, self.happenings_made, happening)));
+        self.happenings.push(Timed::new(at, self.happenings_made, happening));
         self.happenings_made += 1;
     }
 

@@ -1,5 +1,6 @@
 //! How long operations of simulated ranks take, and in which order transfers have the links.
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use pleach_collectives::Rank;
@@ -93,6 +94,50 @@ fn place_of<T: Default>(places: &mut Vec<T>, rank: Rank) -> &mut T {
         places.resize_with(place + 1, T::default);
     }
     &mut places[place]
+}
+
+/// What happens at a time. Of several in a heap the one that is first comes out, and of those at
+/// one time the one of the smallest number. Nothing else is compared, as heaps compare often.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timed<T> {
+    at: Nanos,
+    number: u64,
+    thing: T,
+}
+
+impl<T> Timed<T> {
+    pub(crate) fn new(at: Nanos, number: u64, thing: T) -> Self {
+        Self { at, number, thing }
+    }
+
+    /// The time and the thing.
+    pub(crate) fn into_parts(self) -> (Nanos, T) {
+        (self.at, self.thing)
+    }
+
+    fn key(&self) -> u128 {
+        u128::from(self.at.0) << 64 | u128::from(self.number)
+    }
+}
+
+impl<T> PartialEq for Timed<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl<T> Eq for Timed<T> {}
+
+impl<T> PartialOrd for Timed<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Timed<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.key().cmp(&self.key())
+    }
 }
 
 /// What is on its way, by numbers that are used again.
