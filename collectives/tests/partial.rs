@@ -43,7 +43,8 @@ fn nobody_is_late_and_the_sum_is_that_of_an_all_reduce() {
                     let into = rounds.contribution();
                     into.iter_mut().enumerate().for_each(|(index, into)| *into = value(rank, step, index));
                     let round = rounds.contribute().unwrap();
-                    let sums = (0..len).map(|index| (0..ranks).map(|rank| value(rank, step, index)).sum());
+                    let sums =
+                        (0..len).map(|index| (0..ranks).map(|rank| value(rank, step, index)).sum::<i64>());
                     assert!(round.result().iter().copied().eq(sums), "{fabric}, {ranks} ranks, step {step}");
                     assert!(round.contributors().iter().eq(0..ranks));
                     assert_eq!((round.own(), round.missed(), round.number()), (Own::Counted, 0, step as u64));

@@ -4,14 +4,25 @@
 //! This binary starts itself as members ([`member_process`]), which make steps and say what became
 //! of each, line by line ([`member`]); [`job`] is the test's side.
 
+#[path = "session/asked.rs"]
+mod asked;
 #[path = "session/job.rs"]
 mod job;
 #[path = "session/kept.rs"]
 mod kept;
 #[path = "session/member.rs"]
 mod member;
+#[path = "../../tests/outside_stores/mod.rs"]
+mod outside_stores;
 #[path = "session/over_tcp.rs"]
 mod over_tcp;
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
+#[path = "../../tests/skipped/mod.rs"]
+#[allow(dead_code)] // Not every test skips a part.
+mod skipped;
+#[path = "session/stores.rs"]
+mod stores;
 
 #[path = "../../tests/ports/mod.rs"]
 mod ports;

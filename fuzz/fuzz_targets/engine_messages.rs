@@ -1,15 +1,18 @@
 //! Whatever messages two peers send to a rank, questions, answers and claims of why the group has
-//! failed: no panic, and what the rank answers is understood by another one.
+//! failed: no panic, and what the rank answers is understood by another one. Whatever a person asks
+//! of a session, and it answers: no panic, and what decodes has exactly these bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use pleach_collectives::engine::StatusBoard;
+use pleach_collectives::session::asks::check_decoders;
 use pleach_transport::Responder;
 
 /// Before a message: which peer sends it, and how long it is.
 const HEADER_BYTES: usize = 3;
 
 fuzz_target!(|bytes: &[u8]| {
+    check_decoders(bytes);
     let (board, peer) = (StatusBoard::new(0), StatusBoard::new(1));
     let mut rest = bytes;
     while let Some(([from, low, high], messages)) = rest.split_first_chunk::<HEADER_BYTES>() {

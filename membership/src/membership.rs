@@ -129,6 +129,12 @@ impl Membership {
         &self.participant
     }
 
+    /// The newest view of a process; `None`: nothing was heard of it.
+    #[must_use]
+    pub fn view_of(&self, process: Process) -> Option<&View> {
+        self.views.get(&process)
+    }
+
     /// The record of the epoch that was entered, while no other one is agreed on.
     #[must_use]
     pub fn entered(&self) -> Option<&Arc<Record>> {

@@ -161,6 +161,26 @@ impl Secret {
         &self.bytes
     }
 
+    /// The MAC of bytes that lie at a key of a store outside of the job: HMAC-SHA256 over both.
+    pub(crate) fn tag_of_store(&self, key: &str, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        self.mac_of_store(key, bytes).finalize().into_bytes().into()
+    }
+
+    /// Whether this is their MAC, compared in constant time.
+    pub(crate) fn is_tag_of_store(&self, key: &str, bytes: &[u8], tag: &[u8; TAG_BYTES]) -> bool {
+        self.mac_of_store(key, bytes).verify_slice(tag).is_ok()
+    }
+
+    fn mac_of_store(&self, key: &str, bytes: &[u8]) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.as_bytes()).expect("HMAC takes keys of any length");
+        // No challenge's MAC begins so.
+        mac.update(b"pleach 1 a store");
+        mac.update(&(key.len() as u64).to_le_bytes());
+        mac.update(key.as_bytes());
+        mac.update(bytes);
+        mac
+    }
+
     /// The contents of a regular file of this user that other users may not read; trailing white
     /// space is ignored.
     ///

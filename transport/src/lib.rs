@@ -43,6 +43,9 @@ pub mod metrics_server;
 pub mod mutex;
 #[cfg(test)]
 mod other_user;
+#[cfg(all(test, feature = "etcd", not(loom)))]
+#[path = "../../tests/outside_stores/mod.rs"]
+mod outside_stores;
 #[cfg(all(test, not(loom)))]
 #[path = "../../tests/ports/mod.rs"]
 mod ports;

@@ -20,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
+use sha2::{Digest, Sha256};
 
 use crate::control::host_identity;
 use crate::mutex::lock;
@@ -75,11 +76,27 @@ impl LastWord {
     /// Where other processes of this host find it; `None` where they cannot know this process.
     #[must_use]
     pub fn place(&self) -> Option<WordPlace> {
+        self.place_on(None)
+    }
+
+    /// As [`LastWord::place`], on a host of this name (`PLEACH_HOST`): processes of a host with
+    /// another name are no witnesses.
+    #[must_use]
+    pub fn place_on(&self, name: Option<&str>) -> Option<WordPlace> {
         let process = std::process::id();
         let file = u32::try_from(self.file.as_raw_fd()).ok()?;
         let host = host_identity();
-        (host != [0; 16]).then_some(WordPlace { host, process, started: started(process)?, file })
+        let is_known = host != [0; 16];
+        let host = named(host, name);
+        is_known.then_some(WordPlace { host, process, started: started(process)?, file })
     }
+}
+
+/// The identity of a host that goes by a name of its own.
+fn named(host: [u8; 16], name: Option<&str>) -> [u8; 16] {
+    let Some(name) = name else { return host };
+    let digest = Sha256::new().chain_update(host).chain_update(name.as_bytes()).finalize();
+    std::array::from_fn(|at| digest[at])
 }
 
 /// Where the word of a process is.
@@ -128,7 +145,13 @@ impl Witness {
     /// looked at, and nobody here can say that it has ended.
     #[must_use]
     pub fn open(place: &WordPlace) -> Option<Self> {
-        if place.host != host_identity() {
+        Self::open_on(place, None)
+    }
+
+    /// As [`Witness::open`], by a process on a host of this name.
+    #[must_use]
+    pub fn open_on(place: &WordPlace, name: Option<&str>) -> Option<Self> {
+        if place.host != named(host_identity(), name) {
             return None;
         }
         let number = Pid::from_raw(i32::try_from(place.process).ok()?)?;
@@ -222,6 +245,15 @@ mod tests {
         let place = LastWord::new().expect("there is memory").place().expect("the host is known");
         assert!(Witness::open(&WordPlace { started: place.started + 1, ..place }).is_none());
         assert!(Witness::open(&WordPlace { host: [7; 16], ..place }).is_none());
+    }
+
+    #[test]
+    fn a_process_on_a_host_of_another_name_is_no_witness() {
+        let word = LastWord::new().expect("there is memory");
+        let place = word.place_on(Some("rack-1")).expect("the host is known");
+        assert!(Witness::open_on(&place, Some("rack-1")).is_some());
+        assert!(Witness::open_on(&place, Some("rack-2")).is_none());
+        assert!(Witness::open(&place).is_none());
     }
 
     #[test]

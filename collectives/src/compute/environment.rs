@@ -200,7 +200,8 @@ mod tests {
             let sum =
                 |index| (0..ranks).filter(|rank| gives(*rank)).map(|rank| bits(rank, index)).sum::<u16>();
             let expected: Vec<T> = (0..len).map(|index| T::of(sum(index))).collect();
-            let is_right = bytemuck::cast_slice::<T, u8>(round.result()) == bytemuck::cast_slice(&expected);
+            let is_right =
+                bytemuck::cast_slice::<T, u8>(round.result()) == bytemuck::cast_slice::<T, u8>(&expected);
             assert!(
                 is_right,
                 "{name}, {len} elements, ranks {present:b} give, {flushing:?} flush, rank {rank}"

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use pleach_membership::{Process, Record, Seat};
+use pleach_membership::{Maker, Process, Record, Seat};
 use pleach_transport::rendezvous::{
     Arrival, JoinError, JoinOptions, Joined, Presence, SeatGrant, SeatServer, Terms, World,
-    arrive as arrive_there,
+    arrive as arrive_there, has_registers,
 };
 use pleach_transport::wire::Reader;
 use pleach_transport::{Device, Event, Responder};
@@ -14,7 +14,7 @@ use pleach_transport::{Device, Event, Responder};
 use super::heal::States;
 use super::healing::Own;
 use super::incoming::Incoming;
-use super::member::Member;
+use super::member::{JobIdentity, Member};
 use super::roster::{Neighbour, Roster};
 use super::seat_thread::SeatThread;
 use super::shared_device::SharedDevice;
@@ -28,6 +28,8 @@ pub(crate) struct Arrived {
     terms: Terms,
     server: Option<SeatServer>,
     process: Process,
+    /// The digest of the job's first record.
+    job: [u8; 32],
     /// `None`: the process waits to join.
     first: Option<Record>,
     roster: Roster,
@@ -76,16 +78,18 @@ fn founded(
     };
     let roster = Roster::new((0..joined.world_size).map(neighbour));
     let members = (0..joined.world_size).map(process_of).collect();
-    let first = Some(Record::first(members).expect("ranks are connected, and differ"));
-    let process = process_of(joined.rank);
+    let first = Record::first(members).expect("ranks are connected, and differ");
+    let job = first.digest().0;
+    let (process, first) = (process_of(joined.rank), Some(first));
     let (device, events) = (joined.device, joined.events);
-    Arrived { options, settings, terms, server, process, first, roster, device, events }
+    Arrived { options, settings, terms, server, process, job, first, roster, device, events }
 }
 
 fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<Arrived, SessionError> {
     let SeatGrant { seat, device, terms, roster } = grant;
     let unreadable = |_| JoinGroupError::from(JoinError::Unreadable { rank: seat });
     let mut reader = Reader::new(&roster);
+    let job = reader.array().map_err(unreadable)?;
     let (host, share) = (reader.u32().map_err(unreadable)?, reader.u32().map_err(unreadable)?);
     let members = reader.rest(roster.len()).map_err(unreadable)?;
     let mut roster = Roster::decode(members).map_err(unreadable)?;
@@ -98,7 +102,7 @@ fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<
     roster.insert(Neighbour::new(process, host, share, device.info().address.clone()));
     let world = World { rank: seat, ..options.world.clone() };
     let (options, events) = (Options { world, ..options }, Vec::new());
-    Ok(Arrived { options, settings, terms, server: None, process, first: None, roster, device, events })
+    Ok(Arrived { options, settings, terms, server: None, process, job, first: None, roster, device, events })
 }
 
 impl Arrived {
@@ -109,14 +113,27 @@ impl Arrived {
 
     /// Its session begins.
     pub(crate) fn enter(self, elastic: &Elastic, incoming: Arc<Incoming>) -> Result<Session, SessionError> {
-        let Self { options, settings, terms, server, process, first, roster, device, events } = self;
+        let Self { options, settings, terms, server, process, job, first, roster, device, events } = self;
+        let begins = first.is_some() && process.seat == Seat(0);
+        let registers = terms.registers(&options.world, &job, begins).map_err(JoinError::from);
+        let registers = registers.map_err(JoinGroupError::from)?;
+        let is_kept = has_registers(options.world.rendezvous.as_ref());
+        let maker = if is_kept { Maker::Store } else { Maker::Members };
+        let job = JobIdentity { digest: job, maker, host: options.world.host.clone() };
         let waker = Arc::clone(&incoming);
         let connected = first.as_ref().map_or(0, |first| first.members().len() as u32);
         let device = SharedDevice::new(device, events, connected, move || waker.wake());
         let first = first.map(Arc::new);
         let (is_founder, committed_in) = (first.is_some(), first.clone());
-        let member =
-            Member::new(process, first, roster, elastic.clone(), Arc::clone(&device), Arc::clone(&incoming));
+        let member = Member::new(
+            process,
+            job,
+            first,
+            roster,
+            elastic.clone(),
+            Arc::clone(&device),
+            Arc::clone(&incoming),
+        );
         let member = member.map_err(SessionError::LastWord)?;
         let runs = Arc::clone(&member);
         let thread = std::thread::Builder::new()
@@ -140,6 +157,7 @@ impl Arrived {
             member: Arc::clone(&member),
             thread: Some(thread),
             seats: None,
+            records: None,
             presence,
             epoch: None,
             begun: None,
@@ -158,6 +176,9 @@ impl Arrived {
             lent: Arc::default(),
             committed_in,
         };
+        if let Some(registers) = registers {
+            session.records = Some(member.keep_records(registers).map_err(SessionError::Thread)?);
+        }
         let seats = SeatThread::new(options.world, settings, terms, elastic.most);
         session.seats = seats.start(&member, server).map_err(SessionError::Thread)?;
         Ok(session)

@@ -174,6 +174,18 @@ pub enum SessionError {
         /// How long this process has tried.
         waited: Duration,
     },
+    /// The store that holds the records of the job was of no use when members changed. No peer
+    /// reads or changes this process's memory any more.
+    #[error(
+        "members changed, and the next record could not be written or read for {} ms: {reason}; then start all again",
+        .waited.as_millis()
+    )]
+    Store {
+        /// What the store or the way to it says, with the remedy.
+        reason: String,
+        /// How long this process has tried.
+        waited: Duration,
+    },
     /// Fewer members than [`Elastic`](super::Elastic) wants, for too long. The session still works.
     #[error(
         "there are {members} members, and steps are made by {fewest} or more; nobody joined within {} ms",

@@ -24,6 +24,7 @@ const WORD: u8 = 3;
 const SLOTS: u8 = 4;
 const NEWCOMER: u8 = 5;
 const SAID: u8 = 6;
+const LEAVE: u8 = 7;
 
 /// A control message of a session.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub(crate) enum Envelope<'a> {
     Newcomer(Neighbour),
     /// About states, in an epoch.
     Said(u64, Said),
+    /// A person asks the receiver, which is this incarnation, to leave.
+    Leave(Incarnation),
     /// Before the epoch of this record the sender has signalled in signal slots below this one.
     Slots { record: u64, below: u16 },
 }
@@ -62,6 +65,10 @@ impl<'a> Envelope<'a> {
             SAID => {
                 let (epoch, said) = (reader.u64().ok()?, Said::take(&mut reader).ok()?);
                 reader.end().ok().map(|()| Self::Said(epoch, said))
+            }
+            LEAVE => {
+                let incarnation = Incarnation(reader.u64().ok()?);
+                reader.end().ok().map(|()| Self::Leave(incarnation))
             }
             NEWCOMER => {
                 let neighbour = Neighbour::take(&mut reader).ok()?;
@@ -89,6 +96,11 @@ pub(crate) fn of_word(own: Incarnation, place: &WordPlace) -> Vec<u8> {
 /// About states, in an epoch.
 pub(crate) fn of_said(epoch: u64, said: Said) -> Vec<u8> {
     said.put(Writer::default().u8(SAID).u64(epoch)).finish()
+}
+
+/// A person asks the receiver, which is this incarnation, to leave.
+pub(crate) fn of_leave(incarnation: Incarnation) -> Vec<u8> {
+    Writer::default().u8(LEAVE).u64(incarnation.0).finish()
 }
 
 /// A process waits to join.
@@ -202,6 +214,7 @@ mod tests {
             assert_eq!(Envelope::open(bytes), None, "{bytes:?}");
         }
         assert_eq!(Envelope::open(&of_slots(7, 9)), Some(Envelope::Slots { record: 7, below: 9 }));
+        assert_eq!(Envelope::open(&of_leave(Incarnation(3))), Some(Envelope::Leave(Incarnation(3))));
         let message = of_engine(7, &[1, 2]);
         assert_eq!(Envelope::open(&message), Some(Envelope::Engine { epoch: 7, message: &[1, 2] }));
     }

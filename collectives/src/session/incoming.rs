@@ -35,6 +35,8 @@ pub(crate) struct Arrivals {
     pub(crate) messages: Vec<(Rank, Message)>,
     pub(crate) words: Vec<(Rank, Incarnation, WordPlace)>,
     pub(crate) newcomers: Vec<Neighbour>,
+    /// The incarnation that is asked to leave.
+    pub(crate) leaver: Option<u64>,
     pub(crate) lost: Vec<Rank>,
     pub(crate) findings: Vec<Finding>,
 }
@@ -196,6 +198,11 @@ impl Responder for Incoming {
                     newcomers.push(neighbour);
                 }
                 drop(state);
+                self.wake();
+                None
+            }
+            Envelope::Leave(incarnation) => {
+                lock(&self.state).arrivals.leaver = Some(incarnation.0);
                 self.wake();
                 None
             }

@@ -9,6 +9,9 @@
 //! A certificate of death is given only after the kernel has said that the process has ended
 //! ([`Witness`]).
 
+mod asks;
+mod records;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +35,7 @@ use super::shared_device::{PairEvent, SharedDevice};
 use super::{Elastic, Timeline};
 use crate::engine::StatusBoard;
 use crate::group::{Group, Place};
+use records::{RecordRequests, StoreFault};
 
 /// How often the session's thread looks while a pair is drained, a process severed, an engine
 /// stopped, or the end of a lost process awaited.
@@ -102,6 +106,10 @@ pub(crate) struct State {
     /// Whether a fence has taken memory that was registered for the peers.
     pub(crate) is_memory_taken: bool,
     timeline: Timeline,
+    /// Of the store of records.
+    store_fault: Option<StoreFault>,
+    /// Whether this process has given up for want of the store.
+    store_is_lost: bool,
     is_over: bool,
     /// Asked now and then while a call waits; true ends it.
     interrupted: Option<fn() -> bool>,
@@ -110,9 +118,22 @@ pub(crate) struct State {
     is_interrupted: bool,
 }
 
+/// What a job is, apart from its members.
+#[derive(Clone, Debug)]
+pub(crate) struct JobIdentity {
+    /// The digest of its first record.
+    pub(crate) digest: [u8; 32],
+    /// Who makes its records.
+    pub(crate) maker: Maker,
+    /// The name of this process's host, where it has one of its own.
+    pub(crate) host: Option<String>,
+}
+
 /// See the module.
 pub(crate) struct Member {
     process: Process,
+    job: JobIdentity,
+    records: RecordRequests,
     elastic: Elastic,
     state: Mutex<State>,
     changed: Condvar,
@@ -131,6 +152,7 @@ impl Member {
     /// and their places.
     pub(crate) fn new(
         process: Process,
+        job: JobIdentity,
         first: Option<Arc<Record>>,
         roster: Roster,
         elastic: Elastic,
@@ -142,8 +164,7 @@ impl Member {
             last_word.write(&first.encode())?;
         }
         let now = clock::now();
-        let options =
-            pleach_membership::Options { suspect_after: elastic.suspect_after, maker: Maker::Members };
+        let options = pleach_membership::Options { suspect_after: elastic.suspect_after, maker: job.maker };
         let membership = Membership::new(process, options, first.clone(), now);
         let mut newcomers = Newcomers::default();
         if first.is_none() {
@@ -176,13 +197,16 @@ impl Member {
             scratch: None,
             is_memory_taken: false,
             timeline: Timeline::default(),
+            store_fault: None,
+            store_is_lost: false,
             is_over: false,
             interrupted: None,
             asked_at: now,
             is_interrupted: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let member = Self { process, elastic, state, changed, incoming, device, leaves: Arc::default() };
+        let (records, leaves) = (RecordRequests::default(), Arc::default());
+        let member = Self { process, job, records, elastic, state, changed, incoming, device, leaves };
         member.greet();
         Ok(Arc::new(member))
     }
@@ -199,7 +223,10 @@ impl Member {
     /// Tells a process where this process's last word is, and the state machine that it is
     /// connected.
     fn connected(&self, state: &mut State, process: Process, now: Nanos) {
-        let word = state.last_word.place().map(|place| of_word(self.process.incarnation, &place));
+        let word = state
+            .last_word
+            .place_on(self.job.host.as_deref())
+            .map(|place| of_word(self.process.incarnation, &place));
         // What waits there was for a process that had the rank before.
         state.outboxes.insert(rank_of(process), word.into_iter().collect());
         self.on(state, Input::Connected(process), now);
@@ -248,6 +275,11 @@ impl Member {
         self.process
     }
 
+    /// The job that it is a member of.
+    pub(crate) fn job(&self) -> &JobIdentity {
+        &self.job
+    }
+
     /// A seat that is free here: the wanted one if it is, or else the lowest.
     pub(crate) fn free_seat(&self, wanted: Rank, seats: u32) -> Option<Rank> {
         let state = self.lock();
@@ -266,11 +298,17 @@ impl Member {
         self.lock().roster.clone()
     }
 
-    /// Whether this process is the member on the lowest seat.
-    pub(crate) fn is_lowest(&self) -> bool {
+    /// The member on the lowest seat.
+    pub(crate) fn lowest(&self) -> Option<Process> {
         let state = self.lock();
-        let lowest = state.record.as_ref().and_then(|record| record.members().first().copied());
-        !state.is_out && !state.has_given_up && lowest == Some(self.process)
+        state.record.as_ref().and_then(|record| record.members().first().copied())
+    }
+
+    /// The place of this process among the members, by seats; `None`: it is none.
+    pub(crate) fn position(&self) -> Option<usize> {
+        let state = self.lock();
+        let record = state.record.as_ref().filter(|_| !state.is_out && !state.has_given_up);
+        record.and_then(|record| record.rank_of(self.process))
     }
 
     /// Whether the session is over.
@@ -384,6 +422,7 @@ impl Member {
     /// Ends the session's thread.
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
+        self.records.end();
         self.incoming.wake();
     }
 
@@ -409,6 +448,7 @@ impl Member {
         self.send(state);
         self.stop_engine(state);
         self.give_up_without_quorum(state, now);
+        self.give_up_without_store(state, now);
         let engine_stops = state.open.as_ref().is_some_and(|open| open.has_ended && !open.is_quiet);
         let has_dying = state.dying.values().any(|since| now.since(*since) < DYING_TIME);
         let has_output = state.outboxes.values().any(|outbox| !outbox.is_empty());
@@ -425,13 +465,16 @@ impl Member {
     fn take_arrivals(&self, state: &mut State, now: Nanos) {
         let arrivals = self.incoming.take();
         for (rank, incarnation, place) in arrivals.words {
-            if let Some(witness) = Witness::open(&place) {
+            if let Some(witness) = Witness::open_on(&place, self.job.host.as_deref()) {
                 let process = Process { seat: Seat(rank), incarnation };
                 state.witnesses.insert(rank, (process, witness));
             }
         }
         for neighbour in arrivals.newcomers {
             self.take_newcomer(state, neighbour);
+        }
+        if let Some(leaver) = arrivals.leaver {
+            self.take_leave(state, leaver);
         }
         for (from, message) in arrivals.messages {
             let Some(from) = self.holder(state, from) else { continue };
@@ -609,9 +652,10 @@ impl Member {
                 let since = state.no_quorum.map_or(now, |(.., since)| since);
                 state.no_quorum = Some((answered, members, since));
             }
-            // Who waits to join is connected to as soon as this process is told of it. Records are
-            // made by members.
-            Output::Connect(_) | Output::WriteOnce(_) | Output::ReadStore(_) => {}
+            Output::WriteOnce(record) => self.records.write(record),
+            Output::ReadStore(number) => self.records.read(number),
+            // Who waits to join is connected to as soon as this process is told of it.
+            Output::Connect(_) => {}
             // Told apart above, and told to nobody.
             Output::Sever(_) | Output::Learned(_) => {}
         }
@@ -643,6 +687,7 @@ impl Member {
         let change = Change::between(state.entered.as_ref().unwrap_or(record), record);
         tracing::info!(seat = self.process.seat.0, "{change}");
         state.no_quorum = None;
+        state.store_fault = None;
         self.end_epoch(state, &change.to_string());
     }
 

@@ -13,6 +13,7 @@
 //! | [`SharedDevice`] | the device of all epochs: events sorted, pairs drained, processes severed |
 //! | [`EpochDevice`] | the view of it that an epoch's engine has |
 //! | [`envelope`] | control messages |
+//! | [`asks`] | what people ask of a running job: who is there, that a member leaves |
 //! | [`arriving`] | how a process comes to a job: it begins it, or is given a seat |
 //! | [`seat_thread`], [`Newcomers`](newcomers::Newcomers), [`Roster`](roster::Roster) | the processes that come later: who gives them seats, who connects to them, where all are |
 //! | [`heal`], [`healing`], [`hidden`] | how a process that came reads the states of the job, and when |
@@ -31,6 +32,7 @@
 //! signal or message of an engine crosses from one epoch to another.
 
 mod arriving;
+pub mod asks;
 mod change;
 mod elastic;
 mod envelope;
@@ -105,6 +107,8 @@ pub struct Session {
     thread: Option<JoinHandle<()>>,
     /// Gives seats to newcomers.
     seats: Option<JoinHandle<()>>,
+    /// Writes and reads records in a store, where the rendezvous has one.
+    records: Option<JoinHandle<()>>,
     /// Says that a member lives.
     presence: Option<Presence>,
     epoch: Option<Epoch>,
@@ -581,6 +585,9 @@ impl Session {
             let seats = self.device.info().reach.len() as u32;
             return Some(SessionError::NoSuchSeat { from, seat, seats });
         }
+        if let Some(reason) = state.without_store() {
+            return Some(SessionError::Store { reason, waited: self.elastic.quorum_wait });
+        }
         if let Some((answered, members)) = state.without_quorum() {
             let waited = self.elastic.quorum_wait;
             return Some(SessionError::NoQuorum { answered, members, waited });
@@ -711,6 +718,9 @@ impl Session {
         if let Some(seats) = self.seats.take() {
             seats.thread().unpark();
             let _ = seats.join();
+        }
+        if let Some(records) = self.records.take() {
+            let _ = records.join();
         }
         self.presence = None;
     }

@@ -1,6 +1,7 @@
 //! Where processes are: what is known of those that may be connected to.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use pleach_membership::{Process, Record, Seat};
 use pleach_transport::wire::{Malformed, Reader, Writer};
@@ -39,6 +40,16 @@ impl Neighbour {
 
     pub(crate) fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// The address of its host, where it listens on one that others reach, or else the host's
+    /// number.
+    pub(crate) fn host_shown(&self) -> String {
+        let text = self.address.0.rsplit(['/', ' ']).next().unwrap_or_default();
+        match text.parse::<SocketAddr>() {
+            Ok(address) if !address.ip().is_loopback() => address.ip().to_string(),
+            _ => self.host.to_string(),
+        }
     }
 
     fn place(&self) -> Place {

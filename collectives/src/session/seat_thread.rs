@@ -8,17 +8,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pleach_membership::{Process, Seat};
+use pleach_transport::Nanos;
 use pleach_transport::clock::now;
-use pleach_transport::rendezvous::{Fabric, JoinOptions, SeatRequest, SeatServer, StoreError, Terms, World};
+use pleach_transport::rendezvous::{
+    Fabric, JoinOptions, Rendezvous, SeatRequest, SeatServer, StoreError, Terms, World,
+};
 use pleach_transport::wire::Writer;
 
+use super::asks::{Ask, Reply};
 use super::member::Member;
 use super::roster::Neighbour;
 
 /// How long requests are awaited before the session is looked at.
 const LISTEN: Duration = Duration::from_millis(100);
 
-/// How often a member on the lowest seat tries to open the server.
+/// How often a member tries to open the server. The one on the lowest seat begins, and each one
+/// waits so much longer than the one before: only one of a named host can.
 const REOPEN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long it tries at a time.
@@ -61,10 +66,28 @@ impl SeatThread {
         thread.spawn(move || self.keep(&member, server)).map(Some)
     }
 
+    /// Whether it is this member's turn to open the server, where none was opened since then. A
+    /// folder or a store is reached by all members, so there the lowest seat does it.
+    fn is_turn(&self, member: &Member, since: Nanos) -> bool {
+        let is_of_host =
+            matches!(self.world.rendezvous, Some(Rendezvous::Tcp { .. } | Rendezvous::TcpList { .. }));
+        member.position().is_some_and(|position| {
+            let turn = REOPEN_INTERVAL.saturating_mul(2 * position as u32);
+            position == 0 || (is_of_host && now().since(since) >= turn)
+        })
+    }
+
     fn keep(&self, member: &Member, mut server: Option<SeatServer>) {
+        let mut since = now();
+        let mut lowest = None;
         while !member.is_over() {
             let Some(open) = &mut server else {
-                if member.is_lowest() {
+                // With each change of the lowest seat the turns begin anew.
+                let lowest_now = member.lowest();
+                if lowest_now != lowest {
+                    (lowest, since) = (lowest_now, now());
+                }
+                if self.is_turn(member, since) {
                     match SeatServer::reopen(&self.world, &self.settings, now() + REOPEN_LIMIT) {
                         Ok(opened) => server = opened,
                         // Another process holds it, or this host does not have the address.
@@ -84,7 +107,7 @@ impl SeatThread {
                 tracing::debug!("the seat server is closed: {error}");
             }
             if result.is_err() || open.is_worn() {
-                server = None;
+                (server, since) = (None, now());
             }
         }
     }
@@ -95,6 +118,13 @@ impl SeatThread {
         server: &mut SeatServer,
         request: SeatRequest,
     ) -> Result<(), StoreError> {
+        if let Some(question) = request.question() {
+            let reply = match Ask::decode(question) {
+                Ok(ask) => member.answer(ask),
+                Err(_) => Reply::Refused("the job runs another version and cannot read that".to_owned()),
+            };
+            return server.reply(&request, &reply.encode(), now() + ANSWER_LIMIT);
+        }
         let until = now() + SEAT_WAIT;
         let seat = loop {
             let seat = member.free_seat(request.wanted(), self.seats);
@@ -106,16 +136,17 @@ impl SeatThread {
         let deadline = now() + ANSWER_LIMIT;
         let Some(seat) = seat else {
             let reason = format!("all its {} seats are taken", self.seats);
-            return server.refuse(request, &reason, deadline);
+            return server.refuse(&request, &reason, deadline);
         };
         let roster = member.roster();
         let shares_memory = self.terms.fabric() == Fabric::Shm;
         let (host, share) = roster.place_for(member.process(), seat, shares_memory, self.seats);
-        let told = Writer::default().u32(host).u32(share).raw(&roster.encode()).finish();
-        server.invite(request, seat, &self.terms, &told, deadline)?;
+        let told = Writer::default().raw(&member.job().digest).u32(host).u32(share);
+        let told = told.raw(&roster.encode()).finish();
+        server.invite(&request, seat, &self.terms, &told, deadline)?;
         let until = now() + ARRIVAL_LIMIT;
         while now() < until && !member.is_over() {
-            if let Some((incarnation, address)) = server.arrived(request, until.min(now() + LISTEN))? {
+            if let Some((incarnation, address)) = server.arrived(&request, until.min(now() + LISTEN))? {
                 let process = Process { seat: Seat(seat), incarnation };
                 member.newcomer(Neighbour::new(process, host, share, address));
                 break;

@@ -1,8 +1,10 @@
 //! The members of one job as a test sees them, and the checkers.
 
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt as _;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -98,7 +100,7 @@ impl Job {
         static FOLDERS: AtomicU32 = AtomicU32::new(0);
         let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("pleach-session-{}-{number}", std::process::id()));
-        std::fs::create_dir(&folder).expect("the folder is new");
+        DirBuilder::new().mode(0o700).create(&folder).expect("the folder is new");
         let (sender, lines) = channel();
         let (fabric, settings, members) = (fabric.to_owned(), settings.join(" "), Vec::new());
         let (seats, told, struck) = (Vec::new(), Vec::new(), Vec::new());

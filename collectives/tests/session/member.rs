@@ -9,6 +9,7 @@ use pleach_collectives::{
     CollectiveError, Elastic, Group, JoinGroupError, Operation, Options, ReduceOp, Session, SessionError,
     Verdict,
 };
+use pleach_transport::auth::Secret;
 use pleach_transport::rendezvous::{Fabric, FabricChoice, JoinError, Launcher, Rendezvous, World};
 use rustix::process::Signal;
 
@@ -53,6 +54,14 @@ struct Settings {
     gathers: bool,
     /// Whether it leaves before its first step.
     leaves_unread: bool,
+    /// Where ranks meet: an address, or `folder` for the job's folder with its registers. A folder
+    /// without registers unless set.
+    meet: Option<String>,
+    secret: Option<u8>,
+    /// How long too few members wait for others.
+    quorum_wait: Duration,
+    /// So many seats in a row have a host of their own name.
+    seats_a_host: Option<u32>,
 }
 
 /// `SEAT:STEP`.
@@ -81,6 +90,10 @@ impl Settings {
             heal_wait: Duration::from_secs(60),
             gathers: false,
             leaves_unread: false,
+            meet: None,
+            secret: None,
+            quorum_wait: Duration::from_secs(5),
+            seats_a_host: None,
         };
         for word in words {
             let (name, value) = word.split_once('=').expect("NAME=VALUE");
@@ -100,6 +113,10 @@ impl Settings {
                 "heal-wait" => settings.heal_wait = Duration::from_millis(number()),
                 "gathers" => settings.gathers = true,
                 "unread" => settings.leaves_unread = true,
+                "meet" => settings.meet = Some(value.to_owned()),
+                "secret" => settings.secret = Some(number() as u8),
+                "quorum" => settings.quorum_wait = Duration::from_millis(number()),
+                "hosts" => settings.seats_a_host = Some(number() as u32),
                 "fails" => {
                     for item in value.split(',') {
                         let parts: Vec<u64> =
@@ -128,11 +145,18 @@ pub(crate) fn make_steps() {
     let fabric: Fabric = word().parse().expect("a fabric");
     let folder = PathBuf::from(word());
     let settings = Settings::read(words);
+    let rendezvous = match settings.meet.as_deref() {
+        None => Rendezvous::JobFolder { folder: folder.join("meeting") },
+        Some("folder") => Rendezvous::File { folder: folder.clone() },
+        Some(address) => address.parse().expect("an address"),
+    };
     let world = World {
         rank: seat,
         world_size: size,
         local_rank: Some(seat),
-        rendezvous: Some(Rendezvous::File { folder: folder.clone() }),
+        rendezvous: Some(rendezvous),
+        secret: settings.secret.map(|byte| Secret::new(&[byte; 32])),
+        host: settings.seats_a_host.map(|seats| format!("host-{}", seat / seats)),
         launcher: Launcher::Arguments,
         ..World::alone()
     };
@@ -145,7 +169,7 @@ pub(crate) fn make_steps() {
     elastic.suspect_after = settings.suspect;
     (elastic.heal, elastic.heal_wait) = (settings.heal, settings.heal_wait);
     elastic.fewest_wait = Duration::from_millis(300);
-    elastic.quorum_wait = Duration::from_secs(5);
+    elastic.quorum_wait = settings.quorum_wait;
     options.join_timeout = Duration::from_secs(45);
     let session = match Session::join(&options, &elastic) {
         Ok(session) => session,
@@ -161,6 +185,7 @@ fn end(error: &SessionError) {
     let name = match error {
         SessionError::Expelled(_) => "Expelled",
         SessionError::NoQuorum { .. } => "NoQuorum",
+        SessionError::Store { .. } => "Store",
         SessionError::TooFew { .. } => "TooFew",
         SessionError::Step { .. } => "Step",
         SessionError::StatesDiffer { .. } => "StatesDiffer",

@@ -9,6 +9,8 @@
 //! The folder and its contents must belong to this user, and other users must not be able to write
 //! it. Other users cannot read a job's own folder, because its contents admit ranks.
 
+mod registers;
+
 use std::fs::File;
 use std::io;
 use std::io::{Read, Write};
@@ -28,6 +30,8 @@ use crate::auth::challenge;
 use crate::clock::now;
 use crate::control::packet::own_user;
 use crate::{Nanos, Rank};
+
+pub(super) use registers::RegisterFolder;
 
 /// The name of the current job's folder.
 const CURRENT: &str = "current";

@@ -1,7 +1,8 @@
 //! The rendezvous: how the ranks of a job find each other and compare their settings.
 //!
 //! [`World`] describes this process (from arguments or from a launcher's variables). A [`Store`] is
-//! a small table that all ranks of a job can access ([`FileStore`], [`TcpStore`]). [`join()`] runs
+//! a small table that all ranks of a job can access ([`FileStore`], [`TcpStore`], or a table in a
+//! store outside of the job). [`Registers`] outlive all of its processes. [`join()`] runs
 //! the join protocol: all ranks claim their numbers, compare settings that must be equal, agree on
 //! a fabric and connect.
 //!
@@ -24,8 +25,10 @@ mod file;
 mod join;
 mod listening;
 mod neighbours;
+mod outside;
 mod prefix_store;
 mod record;
+mod registers;
 mod seats;
 mod tcp;
 mod world;
@@ -39,11 +42,13 @@ pub use file::FileStore;
 pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_at, join_over, join_to_some};
 pub use listening::NoAddress;
 pub use neighbours::{ProbeListener, ProbeOutcome, probe};
+pub use outside::OutsideError;
 pub use prefix_store::PrefixStore;
 pub use record::Difference;
-pub use seats::{Arrival, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive};
+pub use registers::{REGISTER_BYTES_MAX, Registers, has_registers};
+pub use seats::{Arrival, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive, ask};
 pub use tcp::TcpStore;
-pub use world::{Launcher, Rendezvous, RendezvousError, World};
+pub use world::{Launcher, Place, Rendezvous, RendezvousError, World};
 
 /// Decodes bytes with every decoder of the rendezvous: for fuzzing.
 ///
@@ -55,6 +60,7 @@ pub fn check_decoders(bytes: &[u8]) {
     // A record's texts stay escaped, so encoding it again gives other bytes.
     let _ = record::RankRecord::decode(bytes);
     tcp::check_decoders(bytes);
+    outside::check_decoders(bytes);
 }
 
 /// Longest key, in bytes.
@@ -180,6 +186,9 @@ pub enum StoreError {
         /// Length of its value.
         bytes: usize,
     },
+    /// The store outside of the job is of no use.
+    #[error(transparent)]
+    Outside(#[from] OutsideError),
 }
 
 /// Why a store could not be opened.
@@ -357,6 +366,25 @@ pub enum OpenStoreError {
         /// How long this rank waited.
         waited: Duration,
     },
+    /// The place belongs to another job that runs.
+    #[error("rendezvous in use: a job runs at {place}; start one process a rank, or use another rendezvous")]
+    InUse {
+        /// The address.
+        place: String,
+    },
+    /// Rank 0 has not come to the place.
+    #[error(
+        "rank 0 is missing: it did not come to {place} within {} ms; start rank 0, or check the address", .waited.as_millis()
+    )]
+    NobodyThere {
+        /// The address.
+        place: String,
+        /// How long this rank waited.
+        waited: Duration,
+    },
+    /// The store outside of the job is of no use.
+    #[error(transparent)]
+    Outside(#[from] OutsideError),
 }
 
 /// A note for loopback addresses, which only this host reaches.

@@ -7,7 +7,7 @@
 //! | key | by | value |
 //! | --- | --- | --- |
 //! | `seat/open` | the holder | its record: settings that must be equal |
-//! | `seat/request-K` | the newcomer | the seat that it would like |
+//! | `seat/request-K` | the newcomer | the seat that it would like, or a person's question |
 //! | `seat/answer-K-P` | the holder | the answer, in parts: a seat and what it needs, or a refusal |
 //! | `seat/ready-K` | the newcomer | incarnation and address of its device |
 //!
@@ -28,10 +28,12 @@ use rustix::io::Errno;
 
 use super::join::{common_knobs, found};
 use super::listening::listening_address;
+use super::outside::store_of;
+use super::outside::table::Beat;
 use super::record::RankRecord;
 use super::{
-    Claim, Fabric, JoinError, JoinOptions, Joined, OpenStoreError, Rendezvous, Store, StoreError,
-    SystemDevices, VALUE_BYTES_MAX, World,
+    Claim, Fabric, JoinError, JoinOptions, Joined, OpenStoreError, Place, Registers, Rendezvous, Store,
+    StoreError, SystemDevices, VALUE_BYTES_MAX, World,
 };
 use crate::auth::Secret;
 use crate::clock::now;
@@ -45,6 +47,9 @@ const OPEN: &str = "seat/open";
 
 /// In the place of the world's size: the job has as many ranks as it has now.
 const ANY_SIZE: u32 = 0;
+
+/// In the place of a seat: a question follows.
+const NO_SEAT: u32 = u32::MAX;
 
 /// The file in a rendezvous folder that members hold locked.
 const MEMBERS: &str = "members";
@@ -60,6 +65,18 @@ const REQUESTS_MAX: u64 = 64;
 
 /// How long a newcomer looks for the server at a time where members hold its folder.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// As [`LOOK`], in a store outside of the job: the holder has to be seen alive there.
+const LOOK_OUTSIDE: Duration = Duration::from_secs(1);
+
+/// As [`LOOK`], at each of several places.
+const LOOK_AT_PLACES: Duration = Duration::from_millis(200);
+
+/// How long a `TCPStore` is watched for a sign of life of the holder, and some more.
+const HOLDER_GONE: Duration = Duration::from_secs(6);
+
+/// How long a store outside of the job may take to say that this process is a member.
+const PRESENCE_LIMIT: Duration = Duration::from_secs(2);
 
 /// How long the store may take to answer the holder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -90,6 +107,21 @@ impl Terms {
     #[must_use]
     pub fn takes_newcomers(&self) -> bool {
         !matches!(self.fabric, Fabric::Hybrid | Fabric::HybridVerbs)
+    }
+
+    /// The registers of the job with this digest, where ranks of `world` meet; `None`: there are
+    /// none. `begins`: the job begins in this process.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenStoreError`].
+    pub fn registers(
+        &self,
+        world: &World,
+        job: &[u8; 32],
+        begins: bool,
+    ) -> Result<Option<Registers>, OpenStoreError> {
+        Registers::open(world, &self.secret, job, begins)
     }
 
     fn encode(&self, writer: Writer, gives_secret: bool) -> Writer {
@@ -213,22 +245,54 @@ fn open(world: &World, deadline: Nanos) -> Result<(Option<Box<dyn Store>>, bool)
     if world.rank != 0 || world.rendezvous.is_none() {
         return Ok((as_rank(world.rank, deadline)?, false));
     }
-    if let Some(Rendezvous::File { folder } | Rendezvous::JobFolder { folder }) = &world.rendezvous {
-        if let Ok(store) = as_rank(1, now()) {
-            return Ok((store, false));
-        }
-        while is_inhabited(folder) && now() < deadline {
-            if let Ok(store) = as_rank(1, deadline.min(now() + LOOK)) {
+    match &world.rendezvous {
+        Some(Rendezvous::File { folder } | Rendezvous::JobFolder { folder }) => {
+            if let Ok(store) = as_rank(1, now()) {
                 return Ok((store, false));
             }
+            while is_inhabited(folder) && now() < deadline {
+                if let Ok(store) = as_rank(1, deadline.min(now() + LOOK)) {
+                    return Ok((store, false));
+                }
+            }
         }
+        // Another one of the places may be served.
+        Some(Rendezvous::TcpList { places }) => {
+            if let Some(store) = served(world, places, deadline) {
+                return Ok((Some(store), false));
+            }
+        }
+        Some(rendezvous) => {
+            if let Some(mut outside) = store_of(rendezvous).map_err(OpenStoreError::Outside)? {
+                while outside.is_inhabited(deadline).map_err(OpenStoreError::Outside)? && now() < deadline {
+                    match as_rank(1, deadline.min(now() + LOOK_OUTSIDE)) {
+                        Ok(store) => return Ok((store, false)),
+                        // No member has opened it again yet.
+                        Err(OpenStoreError::NobodyThere { .. }) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+        }
+        None => {}
     }
     match as_rank(0, deadline) {
-        Err(error @ (OpenStoreError::PortInUse { .. } | OpenStoreError::Busy { .. })) => {
-            as_rank(1, deadline).map(|store| (store, false)).map_err(|_| error.into())
-        }
+        Err(
+            error @ (OpenStoreError::PortInUse { .. }
+            | OpenStoreError::Busy { .. }
+            | OpenStoreError::InUse { .. }),
+        ) => as_rank(1, deadline).map(|store| (store, false)).map_err(|_| error.into()),
         result => Ok((result?, true)),
     }
+}
+
+/// The store at one of these places, where one is served.
+fn served(world: &World, places: &[Place], deadline: Nanos) -> Option<Box<dyn Store>> {
+    places.iter().find_map(|Place { host, port }| {
+        let rendezvous = Some(Rendezvous::Tcp { host: host.clone(), port: *port });
+        let one = World { rank: 1, world_size: world.world_size.max(2), rendezvous, ..world.clone() };
+        one.open_store(deadline.min(now() + LOOK_AT_PLACES)).ok().flatten()
+    })
 }
 
 /// The record of this process, by which settings are compared.
@@ -342,11 +406,36 @@ fn device(
     SystemDevices.make(fabric, &[PeerFabric::Shm], config).map_err(failed)
 }
 
-/// A process that has asked for a seat.
-#[derive(Clone, Copy, Debug)]
+/// Asks the member that gives seats a question of the caller's, and returns its answer. `world` has
+/// the rendezvous address and the secret.
+///
+/// # Errors
+///
+/// See [`JoinError`]; at the latest at the deadline.
+pub fn ask(world: &World, question: &[u8], deadline: Nanos) -> Result<Vec<u8>, JoinError> {
+    let asker = World { rank: 1, world_size: 2, ..world.clone() };
+    let store = asker.open_store(deadline)?;
+    let mut store = store.ok_or(JoinError::NoRendezvous { world_size: 2 })?;
+    if await_open(&mut *store, deadline)?.is_none() {
+        let reason = "it takes no questions: its ranks are still meeting, or it is no session".to_owned();
+        return Err(JoinError::Closed { reason, is_over: false });
+    }
+    let value = Writer::default().u32(NO_SEAT).raw(question).finish();
+    let number = take_number(&mut *store, &value, deadline)?;
+    let answer = read_answer(&mut *store, number, deadline)?;
+    let unreadable = || JoinError::Unreadable { rank: 0 };
+    match answer.split_first() {
+        Some((1, answer)) => Ok(answer.to_vec()),
+        _ => Err(unreadable()),
+    }
+}
+
+/// A process that has asked for a seat, or a question.
+#[derive(Clone, Debug)]
 pub struct SeatRequest {
     number: u64,
     wanted: Rank,
+    question: Option<Vec<u8>>,
 }
 
 impl SeatRequest {
@@ -354,6 +443,12 @@ impl SeatRequest {
     #[must_use]
     pub fn wanted(&self) -> Rank {
         self.wanted
+    }
+
+    /// The question, where no seat is asked for.
+    #[must_use]
+    pub fn question(&self) -> Option<&[u8]> {
+        self.question.as_deref()
     }
 }
 
@@ -376,7 +471,19 @@ impl SeatServer {
     ///
     /// Another process has it, the address is not of this host, or the store cannot be used.
     pub fn reopen(world: &World, options: &JoinOptions, deadline: Nanos) -> Result<Option<Self>, JoinError> {
+        let begun = now();
+        if let Some(Rendezvous::TcpList { places }) = &world.rendezvous
+            && served(world, places, now() + LOOK_AT_PLACES.saturating_mul(places.len() as u32)).is_some()
+        {
+            let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+            return Err(OpenStoreError::InUse { place: places.join(",") }.into());
+        }
+        // Looking at other places took some of the time.
+        let deadline = deadline + now().since(begun);
         let holder = World { rank: 0, world_size: world.world_size.max(2), ..world.clone() };
+        // That the former holder is gone shows there only after a while.
+        let is_outside = matches!(world.rendezvous, Some(Rendezvous::C10d { .. }));
+        let deadline = if is_outside { deadline.max(now() + HOLDER_GONE) } else { deadline };
         let Some(store) = holder.open_store(deadline)? else { return Ok(None) };
         let own = own_record(world, options, store.path())?;
         Ok(Some(Self::open(store, &own, deadline).map_err(JoinError::Store)?))
@@ -397,8 +504,11 @@ impl SeatServer {
         let number = self.next;
         let Some(value) = self.value(format!("seat/request-{number}"), until)? else { return Ok(None) };
         self.next += 1;
-        let wanted = Reader::new(&value).u32().unwrap_or(0);
-        Ok(Some(SeatRequest { number, wanted }))
+        let mut reader = Reader::new(&value);
+        let wanted = reader.u32().unwrap_or(0);
+        let question = reader.rest(value.len()).unwrap_or_default().to_vec();
+        let question = (wanted == NO_SEAT).then_some(question);
+        Ok(Some(SeatRequest { number, wanted, question }))
     }
 
     /// Gives a seat. `roster`: what the newcomer is told of the members.
@@ -408,7 +518,7 @@ impl SeatServer {
     /// See [`StoreError`].
     pub fn invite(
         &mut self,
-        request: SeatRequest,
+        request: &SeatRequest,
         seat: Rank,
         terms: &Terms,
         roster: &[u8],
@@ -419,17 +529,27 @@ impl SeatServer {
         self.answer(request, &answer, deadline)
     }
 
+    /// Answers a question.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn reply(&mut self, request: &SeatRequest, answer: &[u8], deadline: Nanos) -> Result<(), StoreError> {
+        let answer = Writer::default().u8(1).raw(answer).finish();
+        self.answer(request, &answer, deadline)
+    }
+
     /// Refuses a newcomer.
     ///
     /// # Errors
     ///
     /// See [`StoreError`].
-    pub fn refuse(&mut self, request: SeatRequest, reason: &str, deadline: Nanos) -> Result<(), StoreError> {
+    pub fn refuse(&mut self, request: &SeatRequest, reason: &str, deadline: Nanos) -> Result<(), StoreError> {
         let answer = Writer::default().u8(0).raw(super::cut(reason).as_bytes()).finish();
         self.answer(request, &answer, deadline)
     }
 
-    fn answer(&mut self, request: SeatRequest, answer: &[u8], deadline: Nanos) -> Result<(), StoreError> {
+    fn answer(&mut self, request: &SeatRequest, answer: &[u8], deadline: Nanos) -> Result<(), StoreError> {
         let parts = answer.len().div_ceil(PART_BYTES) as u32;
         for (part, bytes) in answer.chunks(PART_BYTES).enumerate() {
             let value = Writer::default().u32(parts).raw(bytes).finish();
@@ -445,7 +565,7 @@ impl SeatServer {
     /// See [`StoreError`].
     pub fn arrived(
         &mut self,
-        request: SeatRequest,
+        request: &SeatRequest,
         until: Nanos,
     ) -> Result<Option<(Incarnation, Address)>, StoreError> {
         let Some(value) = self.value(format!("seat/ready-{}", request.number), until)? else {
@@ -468,20 +588,25 @@ impl SeatServer {
     }
 }
 
-/// Says, in a rendezvous folder, that a member of the job lives: then a process that comes as rank
-/// 0 does not begin the job anew. Held until it is dropped, at the latest when the process ends.
+/// Says, in a rendezvous folder or a store outside of the job, that a member of the job lives: then
+/// a process that comes as rank 0 does not begin the job anew. Held until it is dropped, at the
+/// latest when the process ends or a few seconds after that.
 #[derive(Debug)]
-pub struct Presence {
-    file: File,
-    path: PathBuf,
+pub struct Presence(Sign);
+
+#[derive(Debug)]
+enum Sign {
+    Folder { file: File, path: PathBuf },
+    Outside(#[allow(dead_code)] Beat), // Held alone.
 }
 
 impl Presence {
-    /// `None`: the rendezvous is no folder, or its file cannot be made.
+    /// `None`: the rendezvous is no folder and no such store, or cannot be written.
     #[must_use]
     pub fn of(world: &World) -> Option<Self> {
-        let Some(Rendezvous::File { folder } | Rendezvous::JobFolder { folder }) = &world.rendezvous else {
-            return None;
+        let folder = match &world.rendezvous {
+            Some(Rendezvous::File { folder } | Rendezvous::JobFolder { folder }) => folder,
+            rendezvous => return Self::outside(rendezvous.as_ref()?),
         };
         let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
         let mut options = File::options();
@@ -489,15 +614,28 @@ impl Presence {
         let path = folder.join(MEMBERS);
         let file = options.open(&path).ok()?;
         flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
-        Some(Self { file, path })
+        Some(Self(Sign::Folder { file, path }))
+    }
+
+    fn outside(rendezvous: &Rendezvous) -> Option<Self> {
+        let mut store = store_of(rendezvous).ok()??;
+        match store.presence(now() + PRESENCE_LIMIT) {
+            Ok(lease) => Some(Self(Sign::Outside(Beat::start(store, lease, true).ok()?))),
+            Err(error) => {
+                tracing::warn!("the store is not told that this member lives: {error}");
+                None
+            }
+        }
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        if flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if let Sign::Folder { file, path } = &self.0
+            && flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
             // The last one; without the file nobody holds the folder either.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = std::fs::remove_file(path);
         }
     }
 }

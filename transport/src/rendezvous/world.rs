@@ -6,13 +6,69 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::backoff::Backoff;
 use super::environment::{self, ExplicitWorld, ProcessInfo, WorldError};
+use super::outside::store_of;
+use super::outside::table::OutsideTable;
 use super::{FileStore, OpenStoreError, Store, TcpStore};
 use crate::auth::Secret;
+use crate::clock::now;
 use crate::{Nanos, Rank};
+
+/// Places in one address at most.
+const PLACES_MAX: usize = 16;
+
+/// Longest prefix of keys, in bytes.
+const PREFIX_BYTES_MAX: usize = 256;
+
+/// How long one of several places is tried at a time.
+const PLACE_LIMIT: Duration = Duration::from_millis(300);
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Name or address of the host.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl Place {
+    /// `None`: the text is no `HOST:PORT`.
+    fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|&port| port != 0)?;
+        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_name =
+            |host: &str| host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+        let fits = match inner {
+            Some(inner) => matches!(inner.parse(), Ok(IpAddr::V6(_))),
+            None => !host.is_empty() && is_name(host),
+        };
+        fits.then(|| Self { host: inner.unwrap_or(host).to_owned(), port })
+    }
+
+    /// `None`: the text is no list of them.
+    fn parse_list(text: &str) -> Option<Vec<Self>> {
+        let places: Option<Vec<Self>> = text.split(',').map(Self::parse).collect();
+        places.filter(|places| places.len() <= PLACES_MAX)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') {
+            write!(formatter, "[{host}]:{port}")
+        } else {
+            write!(formatter, "{host}:{port}")
+        }
+    }
+}
 
 /// The rendezvous address.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Rendezvous {
     /// `tcp://HOST:PORT`: rank 0 listens there, the others connect.
     Tcp {
@@ -20,6 +76,25 @@ pub enum Rendezvous {
         host: String,
         /// Its port.
         port: u16,
+    },
+    /// `tcp://HOST:PORT,HOST:PORT…`: as [`Rendezvous::Tcp`], at the first of these places that is
+    /// of rank 0's host. Where a job takes processes later and the host is lost, another one of
+    /// these hosts takes its place.
+    TcpList {
+        /// The places, two or more.
+        places: Vec<Place>,
+    },
+    /// `etcd://HOST:PORT[,…]/PREFIX`: an etcd, at any of these nodes.
+    Etcd {
+        /// The nodes.
+        places: Vec<Place>,
+        /// The beginning of all keys.
+        prefix: String,
+    },
+    /// `c10d://HOST:PORT`: PyTorch's `TCPStore`, such as that of torchrun.
+    C10d {
+        /// The server.
+        place: Place,
     },
     /// `file:///DIR`: a folder that all ranks can write.
     File {
@@ -35,7 +110,9 @@ pub enum Rendezvous {
 
 /// Why a text is not a rendezvous address.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[error("bad rendezvous address: '{text}'; write tcp://HOST:PORT or file:///DIR")]
+#[error(
+    "bad rendezvous address: '{text}'; write tcp://HOST:PORT or file:///DIR, or etcd://HOST:PORT/PREFIX or c10d://HOST:PORT"
+)]
 pub struct RendezvousError {
     /// The text.
     pub text: String,
@@ -50,18 +127,32 @@ impl FromStr for Rendezvous {
             let folder = PathBuf::from(path);
             return if folder.is_absolute() { Ok(Self::File { folder }) } else { Err(bad()) };
         }
-        let address = text.strip_prefix("tcp://").ok_or_else(bad)?;
-        let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
-        let port = port.parse().ok().filter(|&port| port != 0).ok_or_else(bad)?;
-        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let is_name =
-            |host: &str| host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
-        let fits = match inner {
-            Some(inner) => matches!(inner.parse(), Ok(IpAddr::V6(_))),
-            None => !host.is_empty() && is_name(host),
+        let parsed = if let Some(address) = text.strip_prefix("etcd://") {
+            let (places, prefix) = address.split_once('/').ok_or_else(bad)?;
+            let prefix = prefix.trim_end_matches('/');
+            let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_/".contains(&byte);
+            let is_prefix = (1..=PREFIX_BYTES_MAX).contains(&prefix.len()) && prefix.bytes().all(fits);
+            let places = Place::parse_list(places).filter(|_| is_prefix);
+            places.map(|places| Self::Etcd { places, prefix: prefix.to_owned() })
+        } else if let Some(address) = text.strip_prefix("c10d://") {
+            Place::parse(address).map(|place| Self::C10d { place })
+        } else {
+            let address = text.strip_prefix("tcp://").ok_or_else(bad)?;
+            Place::parse_list(address).map(|mut places| {
+                if places.len() > 1 {
+                    return Self::TcpList { places };
+                }
+                let Place { host, port } = places.remove(0);
+                Self::Tcp { host, port }
+            })
         };
-        if fits { Ok(Self::Tcp { host: inner.unwrap_or(host).to_owned(), port }) } else { Err(bad()) }
+        parsed.ok_or_else(bad)
     }
+}
+
+fn list(places: &[Place]) -> String {
+    let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+    places.join(",")
 }
 
 impl fmt::Display for Rendezvous {
@@ -69,6 +160,9 @@ impl fmt::Display for Rendezvous {
         match self {
             Self::Tcp { host, port } if host.contains(':') => write!(formatter, "tcp://[{host}]:{port}"),
             Self::Tcp { host, port } => write!(formatter, "tcp://{host}:{port}"),
+            Self::TcpList { places } => write!(formatter, "tcp://{}", list(places)),
+            Self::Etcd { places, prefix } => write!(formatter, "etcd://{}/{prefix}", list(places)),
+            Self::C10d { place } => write!(formatter, "c10d://{place}"),
             Self::File { folder } | Self::JobFolder { folder } => {
                 write!(formatter, "file://{}", folder.display())
             }
@@ -184,10 +278,13 @@ impl World {
             _ if self.world_size == 1 => None,
             None => None,
             Some(Rendezvous::Tcp { host, port }) => {
-                let address =
-                    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-                let secret = self.secret.as_ref();
-                Some(Box::new(TcpStore::open(&address, self.rank, self.world_size, secret, deadline)?))
+                let place = Place { host: host.clone(), port: *port };
+                Some(Box::new(self.open_at(&place, deadline)?))
+            }
+            Some(Rendezvous::TcpList { places }) => Some(Box::new(self.open_at_any(places, deadline)?)),
+            Some(rendezvous @ (Rendezvous::Etcd { .. } | Rendezvous::C10d { .. })) => {
+                let Some(store) = store_of(rendezvous)? else { return Ok(None) };
+                Some(Box::new(OutsideTable::open(store, self.rank, self.secret.as_ref(), deadline)?))
             }
             Some(Rendezvous::File { folder }) => {
                 Some(Box::new(FileStore::open(folder, self.rank, false, deadline)?))
@@ -197,6 +294,35 @@ impl World {
             }
         })
     }
+
+    fn open_at(&self, place: &Place, deadline: Nanos) -> Result<TcpStore, OpenStoreError> {
+        TcpStore::open(&place.to_string(), self.rank, self.world_size, self.secret.as_ref(), deadline)
+    }
+
+    /// Rank 0 listens at the first place that is of its host. The others try all places in turn.
+    fn open_at_any(&self, places: &[Place], deadline: Nanos) -> Result<TcpStore, OpenStoreError> {
+        let mut backoff = Backoff::until(deadline);
+        loop {
+            let mut last = None;
+            for place in places {
+                let until = if self.rank == 0 { deadline } else { deadline.min(now() + PLACE_LIMIT) };
+                match self.open_at(place, until) {
+                    Ok(store) => return Ok(store),
+                    // Of another host, out of reach, or not opened yet.
+                    Err(
+                        error @ (OpenStoreError::Listen { .. }
+                        | OpenStoreError::Resolve { .. }
+                        | OpenStoreError::Unreachable { .. }),
+                    ) => last = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            match last {
+                Some(error) if self.rank == 0 || !backoff.again() => return Err(error),
+                _ => {}
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -205,8 +331,16 @@ mod tests {
 
     #[test]
     fn an_address_prints_as_it_was_written() {
-        for text in ["tcp://127.0.0.1:4000", "tcp://[::1]:1", "tcp://node-1.rack_2:65535", "file:///tmp/job"]
-        {
+        for text in [
+            "tcp://127.0.0.1:4000",
+            "tcp://[::1]:1",
+            "tcp://node-1.rack_2:65535",
+            "tcp://a:1,[::1]:2,c:3",
+            "etcd://a:2379/jobs/one",
+            "etcd://a:1,b:2,[::1]:3/one",
+            "c10d://[::1]:29500",
+            "file:///tmp/job",
+        ] {
             let parsed: Rendezvous = text.parse().expect(text);
             assert_eq!(parsed.to_string(), text);
         }
@@ -231,6 +365,13 @@ mod tests {
             "file://relative",
             "host:1",
             "http://host:1",
+            "tcp://a:1,",
+            "etcd://a:1",
+            "etcd://a:1/",
+            "etcd://a/b",
+            "etcd://a:1/b c",
+            "c10d://a:1/b",
+            "c10d://a:1,b:2",
         ];
         for text in bad {
             let error = text.parse::<Rendezvous>().expect_err(text).to_string();

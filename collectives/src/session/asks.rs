@@ -1,0 +1,257 @@
+//! What people ask of a running job, from a process that is none of it.
+//!
+//! The question goes to the rendezvous of the job, where the member that gives seats answers
+//! (`transport/src/rendezvous/seats.rs`). Who asks proves the job's secret as any newcomer.
+
+use std::fmt;
+use std::time::Duration;
+
+use pleach_membership::{Process, Seat};
+use pleach_transport::Incarnation;
+use pleach_transport::clock::now;
+use pleach_transport::rendezvous::{JoinError, World, ask as ask_there};
+use pleach_transport::wire::{Malformed, Reader, Writer};
+
+/// Longest text in an answer, in bytes.
+const TEXT_BYTES_MAX: usize = 4096;
+
+/// Rows of an answer at most.
+const ROWS_MAX: usize = 8192;
+
+/// A question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Who is there?
+    Members,
+    /// May this seat leave at the end of a step?
+    Drain(Seat),
+    /// This process is dead, by the word of the person.
+    Certify(Process),
+}
+
+impl Ask {
+    fn encode(self) -> Vec<u8> {
+        let writer = Writer::default();
+        match self {
+            Self::Members => writer.u8(0),
+            Self::Drain(seat) => writer.u8(1).u32(seat.0),
+            Self::Certify(process) => writer.u8(2).u32(process.seat.0).u64(process.incarnation.0),
+        }
+        .finish()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let ask = match reader.u8()? {
+            0 => Self::Members,
+            1 => Self::Drain(Seat(reader.u32()?)),
+            2 => Self::Certify(take_process(&mut reader)?),
+            _ => return Err(Malformed),
+        };
+        reader.end()?;
+        Ok(ask)
+    }
+}
+
+fn take_process(reader: &mut Reader<'_>) -> Result<Process, Malformed> {
+    Ok(Process { seat: Seat(reader.u32()?), incarnation: Incarnation(reader.u64()?) })
+}
+
+/// What a process of a job is doing, as the member sees it that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemberState {
+    /// It is a member.
+    Member,
+    /// It waits to join.
+    Joining,
+    /// It is a member that leaves at the end of a step.
+    Leaving,
+    /// It is a member that the member which answers does not reach.
+    Suspected,
+}
+
+impl fmt::Display for MemberState {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Member => "member",
+            Self::Joining => "joining",
+            Self::Leaving => "leaving",
+            Self::Suspected => "suspected",
+        })
+    }
+}
+
+/// A process of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberRow {
+    /// The process.
+    pub process: Process,
+    /// The address of its host, or the number that it has among those of the job.
+    pub host: String,
+    /// The newest epoch, if it is a member.
+    pub epoch: Option<u64>,
+    /// The step of the member that answers. Steps of two members differ by one at most.
+    pub step: u64,
+    /// What it is doing.
+    pub state: MemberState,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Done,
+    Refused(String),
+    Members(Vec<MemberRow>),
+}
+
+impl Reply {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let writer = Writer::default();
+        match self {
+            Self::Done => writer.u8(0),
+            Self::Refused(reason) => writer.u8(1).bytes(reason.as_bytes()),
+            Self::Members(rows) => rows.iter().fold(writer.u8(2).count(rows.len()), |writer, row| {
+                let MemberRow { process, host, epoch, step, state } = row;
+                let writer = writer.u32(process.seat.0).u64(process.incarnation.0).bytes(host.as_bytes());
+                let writer = writer.u8(u8::from(epoch.is_some())).u64(epoch.unwrap_or(0)).u64(*step);
+                writer.u8(*state as u8)
+            }),
+        }
+        .finish()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let reply = match reader.u8()? {
+            0 => Self::Done,
+            1 => Self::Refused(reader.text(TEXT_BYTES_MAX)?),
+            2 => {
+                // Each row takes bytes, so their number is bounded by the bytes that are there.
+                let count = reader.count(ROWS_MAX.min(bytes.len()))?;
+                let rows = (0..count).map(|_| take_row(&mut reader)).collect::<Result<_, _>>()?;
+                Self::Members(rows)
+            }
+            _ => return Err(Malformed),
+        };
+        reader.end()?;
+        Ok(reply)
+    }
+}
+
+fn take_row(reader: &mut Reader<'_>) -> Result<MemberRow, Malformed> {
+    let (process, host) = (take_process(reader)?, reader.text(TEXT_BYTES_MAX)?);
+    let (has_epoch, epoch, step) = (reader.u8()?, reader.u64()?, reader.u64()?);
+    let epoch = match has_epoch {
+        0 if epoch == 0 => None,
+        1 => Some(epoch),
+        _ => return Err(Malformed),
+    };
+    let state = match reader.u8()? {
+        0 => MemberState::Member,
+        1 => MemberState::Joining,
+        2 => MemberState::Leaving,
+        3 => MemberState::Suspected,
+        _ => return Err(Malformed),
+    };
+    Ok(MemberRow { process, host, epoch, step, state })
+}
+
+/// Decodes bytes with the decoders of this module: for fuzzing.
+///
+/// # Panics
+///
+/// When a decoded value does not survive encoding and decoding.
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    if let Ok(ask) = Ask::decode(bytes) {
+        assert_eq!(ask.encode(), bytes);
+    }
+    if let Ok(reply) = Reply::decode(bytes) {
+        assert_eq!(reply.encode(), bytes);
+    }
+}
+
+/// Why a job did not do as it was asked.
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AskError {
+    /// The job was not found.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// It does not do that.
+    #[error("not done: {0}")]
+    Refused(
+        /// The reason, with the remedy.
+        String,
+    ),
+    /// Another version answered.
+    #[error("the answer cannot be read: the job runs another version; use the command of that version")]
+    Unreadable,
+}
+
+fn ask(world: &World, ask: Ask, limit: Duration) -> Result<Reply, AskError> {
+    let answer = ask_there(world, &ask.encode(), now() + limit)?;
+    match Reply::decode(&answer).map_err(|Malformed| AskError::Unreadable)? {
+        Reply::Refused(reason) => Err(AskError::Refused(reason)),
+        reply => Ok(reply),
+    }
+}
+
+/// The processes of the job at the rendezvous address of `world`, by seats.
+///
+/// # Errors
+///
+/// See [`AskError`]; at the latest when `limit` has passed.
+pub fn members(world: &World, limit: Duration) -> Result<Vec<MemberRow>, AskError> {
+    match ask(world, Ask::Members, limit)? {
+        Reply::Members(rows) => Ok(rows),
+        _ => Err(AskError::Unreadable),
+    }
+}
+
+/// Asks the member on a seat to leave at the end of a step. It may still be a member on return.
+///
+/// # Errors
+///
+/// See [`AskError`]; at the latest when `limit` has passed.
+pub fn drain(world: &World, seat: Seat, limit: Duration) -> Result<(), AskError> {
+    ask(world, Ask::Drain(seat), limit).map(drop)
+}
+
+/// Certifies that a process has ended, by the word of a person: its host is lost for good, or the
+/// person has ended it. The members go on without it also where they are half or fewer.
+///
+/// A person cannot know what the process had learned last. If it lives after all, or had agreed on
+/// another epoch with others that are lost too, that job and this one go on apart.
+///
+/// # Errors
+///
+/// See [`AskError`]; at the latest when `limit` has passed. A process that is reached is refused.
+pub fn certify(world: &World, process: Process, limit: Duration) -> Result<(), AskError> {
+    ask(world, Ask::Certify(process), limit).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_and_answers_survive_the_wire_and_cut_ones_are_refused() {
+        let process = Process::new(3, 0x1234_5678_9abc_def0);
+        for ask in [Ask::Members, Ask::Drain(Seat(7)), Ask::Certify(process)] {
+            let bytes = ask.encode();
+            assert_eq!(Ask::decode(&bytes), Ok(ask));
+            (0..bytes.len()).for_each(|end| assert_eq!(Ask::decode(&bytes[..end]), Err(Malformed)));
+        }
+        let row = |state| MemberRow { process, host: "10.0.0.1".to_owned(), epoch: Some(4), step: 9, state };
+        let waiting = MemberRow { epoch: None, ..row(MemberState::Joining) };
+        let rows =
+            vec![row(MemberState::Member), row(MemberState::Leaving), waiting, row(MemberState::Suspected)];
+        for reply in [Reply::Done, Reply::Refused("no".to_owned()), Reply::Members(rows)] {
+            let bytes = reply.encode();
+            assert_eq!(Reply::decode(&bytes), Ok(reply));
+            (0..bytes.len()).for_each(|end| assert_eq!(Reply::decode(&bytes[..end]), Err(Malformed)));
+        }
+    }
+}
