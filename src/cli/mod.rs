@@ -25,6 +25,7 @@ mod graph;
 mod grpc;
 mod launch;
 mod log;
+mod members;
 mod metrics;
 mod output;
 mod parallelize;
@@ -85,6 +86,8 @@ enum Command {
     Devices(devices::Arguments),
     /// Watch a live job: rates, late ranks, and which rank waits for which
     Top(top::Arguments),
+    /// Show the members of a job whose processes come and go; ask one to leave, or certify its end
+    Members(members::Arguments),
     /// Write a new secret for all ranks of a job to a file
     Secret(secret::Arguments),
     /// Compute the optimal trees for a collective on given links, and show the bound
@@ -138,6 +141,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
+        Command::Members(arguments) => members::run(&arguments),
         Command::Secret(arguments) => secret::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Scale(arguments) => scale::run(&arguments),

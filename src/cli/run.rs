@@ -36,7 +36,8 @@ pub(crate) struct Arguments {
     /// Number of the first rank here
     #[arg(long, value_name = "F", default_value_t = 0)]
     first_rank: u32,
-    /// Rendezvous of the ranks of all hosts: tcp://HOST:PORT or file:///DIR [default: a free port
+    /// Rendezvous of the ranks of all hosts: tcp://HOST:PORT or file:///DIR, or
+    /// etcd://HOST:PORT/PREFIX or c10d://HOST:PORT [default: a free port
     /// of this host]
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
