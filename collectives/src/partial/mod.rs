@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | [`Activation`] | what the ranks agree on before the first round: when a round opens, and what becomes of late contributions |
 //! | `opening` | rank 0 opens a round when the activation says so, and never before all ranks that were left out [`Activation::staleness_max`] times in a row are there |
-//! | [`Rounds`] | one rank binds each round once, in order, and only when the round before has ended here, and the round is open or the rank's input to it known |
+//! | [`Rounds`] | a rank binds each round once, in order, when the one before has ended here and this one is open or its input known |
 //! | `runs` | all runs of a round read what was bound to it at one instant, so the set is that of the data |
 //! | `handover` | a contribution's buffer is in one place: with the caller, handed over, late, or in the active round |
 //! | `words` | rounds open in order, and a word that was lost is said again |
@@ -20,10 +20,10 @@
 //!
 //! **How a round goes.** A rank whose caller hands over a contribution in time is bound to it at
 //! once: whenever the round opens, nothing else can be its input. It starts two runs. One adds the
-//! set, in which each rank has set its own bit, and one reduces the data. Both runs are bound at the
-//! same instant, so the set is that of the data. The sum of disjoint bits is their union. A rank
-//! whose own bit is not what it gave, or that finds a bit of no rank, ends the group. If no rank is
-//! late, all ranks are bound so, and the round ends as an all-reduce does.
+//! set, in which each rank has set its own bit, and one reduces the data. Both runs are bound at
+//! the same instant, so the set is that of the data. The sum of disjoint bits is their union. A
+//! rank whose own bit is not what it gave, or that finds a bit of no rank, ends the group. If no
+//! rank is late, all ranks are bound so, and the round ends as an all-reduce does.
 //!
 //! Otherwise the round waits for the other ranks. A rank that is ready tells rank 0, which opens
 //! the round when the activation says so. The word that a round is open travels down a binomial
@@ -39,14 +39,14 @@
 //! A rank that abstains is waited for again when it contributes, or when all ranks have abstained
 //! from one round.
 //!
-//! **Cost.** A round in which nobody is late moves the bytes of an all-reduce, and those of a second
-//! one of eight bytes for each 64 ranks beside it. If it takes longer than some microseconds, about
-//! `2 (n - 1)` signals tell words meanwhile. A rank without a
-//! contribution gives neutral elements: the headers of its signals say so, and nobody reads them
-//! (the engine's `run::absence`). Where data are put, what is neutral is not moved until something
-//! was combined with it. A rank has seven buffers of the data, and three more where late
-//! contributions are reduced apart. An exact round takes one run of what its blocks span, beside
-//! that of the set, and then one run a block.
+//! **Cost.** A round in which nobody is late moves the bytes of an all-reduce, and those of a
+//! second one of eight bytes for each 64 ranks beside it. If it takes longer than some
+//! microseconds, about `2 (n - 1)` signals tell words meanwhile. A rank without a contribution
+//! gives neutral elements: the headers of its signals say so, and nobody reads them (the engine's
+//! `run::absence`). Where data are put, what is neutral is not moved until something was combined
+//! with it. A rank has seven buffers of the data, and three more where late contributions are
+//! reduced apart. An exact round takes one run of what its blocks span, beside that of the set, and
+//! then one run a block.
 //!
 //! A rank takes part in rounds while its caller computes. So the rounds have a group of their own,
 //! as [`Group::split`](crate::Group::split) makes it, and the progress thread of that group binds.

@@ -22,7 +22,7 @@ use super::contributions::{Contribution, Contributions};
 use super::handover::{Handover, LateGoes};
 use super::opening::{Decision, Opening};
 use super::readiness::Readiness;
-use super::runs::{Binding, DataPlans, RoundRuns, RoundsMemory, Stage};
+use super::runs::{DataPlans, RoundRuns, RoundsMemory, Stage};
 use super::words::RoundWords;
 use super::{Activation, RankSet};
 use crate::engine::{Engine, FaultKind, Plan, StartError};
@@ -200,7 +200,8 @@ impl Rounds {
     /// Has the rounds do something wrong.
     #[cfg(test)]
     pub(crate) fn mutate(&mut self, mutant: Option<Mutant>) {
-        (self.mutant, self.runs.mutant) = (mutant, mutant);
+        self.mutant = mutant;
+        self.runs.mutate(mutant);
         if mutant == Some(Mutant::Stale)
             && let Some(opening) = &mut self.opening
         {
@@ -527,8 +528,7 @@ impl Rounds {
         self.next += 1;
         // A rank may be as late as the activation allows; `look_at_time` sees to it that rank 0
         // opens the round.
-        let binding = Binding { given, late, corrects, result, is_held: is_ahead };
-        self.runs.bind(engine, binding, may_wait)?;
+        self.runs.bind(engine, [given, late], (corrects, result), (is_ahead, may_wait))?;
         Ok(true)
     }
 

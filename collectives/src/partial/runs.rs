@@ -50,15 +50,15 @@ pub(crate) enum DataPlans {
 
 /// What a rank is bound to a round with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Binding {
-    pub(crate) given: Option<Contributions>,
-    pub(crate) late: Option<Contributions>,
+struct Binding {
+    given: Option<Contributions>,
+    late: Option<Contributions>,
     /// Late contributions are reduced apart.
-    pub(crate) corrects: bool,
+    corrects: bool,
     /// Which of the results is written, and which of the corrections.
-    pub(crate) result: usize,
+    result: usize,
     /// The time of the runs does not run until [`RoundRuns::start_time`].
-    pub(crate) is_held: bool,
+    is_held: bool,
 }
 
 /// What the runs of a round have found so far.
@@ -94,7 +94,7 @@ pub(crate) struct RoundRuns {
     is_set_wrong: bool,
     /// What is to be done wrong.
     #[cfg(test)]
-    pub(crate) mutant: Option<Mutant>,
+    mutant: Option<Mutant>,
 }
 
 /// Whether a run has ended; then it is known no more.
@@ -138,6 +138,12 @@ impl RoundRuns {
         }
     }
 
+    /// Has the runs do something wrong.
+    #[cfg(test)]
+    pub(crate) fn mutate(&mut self, mutant: Option<Mutant>) {
+        self.mutant = mutant;
+    }
+
     /// Whether sums are exact.
     pub(crate) fn is_exact(&self) -> bool {
         matches!(self.data, DataPlans::Exact(_))
@@ -164,18 +170,21 @@ impl RoundRuns {
         }
     }
 
-    /// Starts the runs of a round. The one before has ended. `may_wait`: for some microseconds, if
-    /// they are likely to end meanwhile.
+    /// Starts the runs of a round, with what is given and what is late, which is reduced apart if
+    /// the round `corrects`. The round before has ended. `result`: which of the results is written,
+    /// and which of the corrections. `is_held`: the time of the runs does not run until
+    /// [`RoundRuns::start_time`]. `may_wait`: for some microseconds, if they are likely to end
+    /// meanwhile.
     pub(crate) fn bind(
         &mut self,
         engine: &mut Engine,
-        bound: Binding,
-        may_wait: bool,
+        [given, late]: [Option<Contributions>; 2],
+        (corrects, result): (bool, usize),
+        (is_held, may_wait): (bool, bool),
     ) -> Result<(), StartError> {
-        self.bound = bound;
+        self.bound = Binding { given, late, corrects, result, is_held };
         (self.contributors, self.corrected) = (RankSet::default(), RankSet::default());
         (self.has_started_data, self.is_set_wrong) = (false, false);
-        let Binding { given, late, .. } = bound;
         #[cfg(test)]
         if self.mutant == Some(Mutant::TornBinding) {
             self.bound.given = None;
