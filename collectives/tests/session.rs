@@ -24,9 +24,6 @@ mod skipped;
 #[path = "session/stores.rs"]
 mod stores;
 
-#[path = "../../tests/ports/mod.rs"]
-mod ports;
-
 use std::time::Duration;
 
 use job::{Job, Told};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt as _;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
