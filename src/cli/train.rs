@@ -406,7 +406,7 @@ impl Summary {
                 writeln!(out, "{rank:>4} {steps_per_s:>10.1} {:>12.1} %", shard * 100.0)?;
             }
         }
-        let Verdict { accuracy, examined, parameters_equal, difference } = verdict;
+        let Verdict { accuracy, examined, parameters_equal, difference, .. } = verdict;
         let (ranks, matches) = (self.ranks.len(), verdict.matches_one_rank());
         if as_json {
             let row = json!({

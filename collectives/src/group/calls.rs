@@ -1,11 +1,12 @@
 //! Calls that wait for their result, as methods: sugar for [`Group::run`] of an [`Operation`] on
 //! borrowed memory.
 
+use super::bound::expect_length;
 use super::data::{Data, DataMut};
-use super::error::CollectiveError;
+use super::error::{CollectiveError, NotExact};
 use super::{Group, Operation};
-use pleach_vocabulary::Rank;
 use pleach_vocabulary::ReduceOp;
+use pleach_vocabulary::{DataType, Rank};
 
 impl Group {
     /// Replaces every rank's `data` by the reduction of all of them
@@ -90,5 +91,31 @@ impl Group {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<(), CollectiveError> {
         self.run(Operation::barrier())
+    }
+
+    /// Stores in every rank's `output` the sum of all contributions of all ranks, rounded once. A
+    /// rank may give several, or none: the bits depend neither on who gives which, nor on the
+    /// number of ranks. Each contribution is as long as `output`, and so is `output` on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError::NotExact`], unless the group's options say
+    /// [`Reproducible::Exact`](crate::Reproducible::Exact).
+    pub fn all_reduce_many(
+        &self,
+        contributions: &[&[f32]],
+        output: &mut [f32],
+    ) -> Result<(), CollectiveError> {
+        let (op, data_type) = (ReduceOp::Sum, DataType::F32);
+        self.must_be_exact(data_type, op)?;
+        let Some(exact) = &self.exact else {
+            return Err(CollectiveError::NotExact { op, data_type, reason: NotExact::Group });
+        };
+        for contribution in contributions {
+            let what = "a contribution of all-reduce (as long as the output)";
+            expect_length(what, output.len(), contribution.len())?;
+        }
+        // The integers that it is made of are no floats.
+        exact.sum_of_many(&Self { exact: None, ..self.clone() }, contributions, output)
     }
 }

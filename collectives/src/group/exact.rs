@@ -10,8 +10,7 @@ use pleach_transport::mutex::lock;
 use pleach_vocabulary::digest::chain;
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
-use super::bound::{BoundCall, expect_length};
-use super::error::NotExact;
+use super::bound::BoundCall;
 use super::{Buffer, CollectiveError, Group};
 use crate::call::{Amount, Counts};
 use crate::compute::{DefaultEnvironment, F8E4M3, F8E5M2};
@@ -59,7 +58,7 @@ impl Exact {
     }
 
     /// Stores the sum of all contributions of all ranks.
-    fn sum_of_many(
+    pub(crate) fn sum_of_many(
         &self,
         group: &Group,
         contributions: &[&[f32]],
@@ -114,34 +113,6 @@ impl Exact {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Buffer<i64>>> {
         lock(&self.words)
-    }
-}
-
-impl Group {
-    /// Stores in every rank's `output` the sum of all contributions of all ranks, rounded once. A
-    /// rank may give several, or none: the bits depend neither on who gives which, nor on the
-    /// number of ranks. Each contribution is as long as `output`, and so is `output` on all ranks.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError::NotExact`], unless the group's options say
-    /// [`Reproducible::Exact`](crate::Reproducible::Exact).
-    pub fn all_reduce_many(
-        &self,
-        contributions: &[&[f32]],
-        output: &mut [f32],
-    ) -> Result<(), CollectiveError> {
-        let (op, data_type) = (ReduceOp::Sum, DataType::F32);
-        self.must_be_exact(data_type, op)?;
-        let Some(exact) = &self.exact else {
-            return Err(CollectiveError::NotExact { op, data_type, reason: NotExact::Group });
-        };
-        for contribution in contributions {
-            let what = "a contribution of all-reduce (as long as the output)";
-            expect_length(what, output.len(), contribution.len())?;
-        }
-        // The integers that it is made of are no floats.
-        exact.sum_of_many(&Self { exact: None, ..self.clone() }, contributions, output)
     }
 }
 
