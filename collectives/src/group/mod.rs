@@ -305,6 +305,27 @@ impl Group {
         self.shared.world_size
     }
 
+    /// How many ranks contribute to the calls of this step: all, but for those of a session that
+    /// still read its states ([`Heal::Hidden`](crate::session::Heal)). [`ReduceOp::Avg`] divides by
+    /// this number; who sums and divides does the same.
+    #[must_use]
+    pub fn contributors(&self) -> u32 {
+        self.shared.contributors.count().unwrap_or(self.shared.world_size)
+    }
+
+    /// Whether this rank contributes. If not, the neutral element stands for its input in this
+    /// step, so there is no need to compute that.
+    #[must_use]
+    pub fn contributes(&self) -> bool {
+        self.shared.contributors.contains_own()
+    }
+
+    /// Only so many ranks contribute, or all; and whether this one does. Between two steps.
+    pub(crate) fn set_contributors(&self, count: Option<u32>, contributes: bool) {
+        self.shared.contributors.set(count, contributes);
+        self.shared.driver.lock().planner.divide_averages_by(count);
+    }
+
     /// The same group, with this deadline for each call.
     #[must_use]
     pub fn within(&self, timeout: Duration) -> Self {

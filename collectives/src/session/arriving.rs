@@ -11,7 +11,6 @@ use pleach_transport::rendezvous::{
 use pleach_transport::wire::Reader;
 use pleach_transport::{Device, Event, Responder};
 
-use super::heal::States;
 use super::healing::Own;
 use super::incoming::Incoming;
 use super::member::{JobIdentity, Member};
@@ -165,12 +164,7 @@ impl Arrived {
             number: session_number(),
             not_entered: None,
             signals: Vec::new(),
-            own: Own {
-                states: States::default(),
-                has_them: is_founder,
-                may_hide: elastic.heal == Heal::Hidden,
-                kept: None,
-            },
+            own: Own::new(is_founder, elastic.heal == Heal::Hidden),
             hidden: None,
             gate: Arc::default(),
             lent: Arc::default(),

@@ -7,7 +7,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Heal {
-    /// Before its first step. The members stand still meanwhile, for [`Elastic::heal_wait`] at most.
+    /// Before its first step. The members stand still meanwhile, for [`Elastic::heal_wait`] at
+    /// most.
     #[default]
     Boundary,
     /// During its first step, in which it contributes nothing: the neutral element stands for its

@@ -8,10 +8,10 @@
 //! the step begins. With [`Heal::Hidden`](super::Heal) all that goes on beside the newcomer's first
 //! step ([`hidden`](super::hidden)).
 //!
-//! **Invariants:** a newcomer updates no state before every block that it has read has the hash that
-//! most members have for it. What it reads is written to memory that no reference of the program
-//! points to ([`State`](super::State)). While a state is read nobody changes it: all members wait,
-//! or the epoch is over and the read counts for nothing, but for the same step.
+//! **Invariants:** a newcomer updates no state before every block that it has read has the hash
+//! that most members have for it. What it reads is written to memory that no reference of the
+//! program points to ([`State`](super::State)). While a state is read nobody changes it: all
+//! members wait, or the epoch is over and the read counts for nothing, but for the same step.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};

@@ -51,12 +51,40 @@ struct Told {
 
 /// What this process has.
 pub(crate) struct Own {
-    pub(crate) states: States,
-    pub(crate) has_them: bool,
+    states: States,
+    has_them: bool,
     /// It may read them behind a step.
-    pub(crate) may_hide: bool,
+    may_hide: bool,
     /// What it has read.
-    pub(crate) kept: Option<Kept>,
+    kept: Option<Kept>,
+}
+
+impl Own {
+    /// No states are declared yet. `has_them`: they are the job's where they begin.
+    pub(crate) fn new(has_them: bool, may_hide: bool) -> Self {
+        Self { states: States::default(), has_them, may_hide, kept: None }
+    }
+
+    pub(crate) fn states(&self) -> &States {
+        &self.states
+    }
+
+    pub(crate) fn states_mut(&mut self) -> &mut States {
+        &mut self.states
+    }
+
+    /// Whether this process has the states of the job.
+    pub(crate) fn has_them(&self) -> bool {
+        self.has_them
+    }
+
+    /// A healing behind a step has ended, of which all was read or not.
+    pub(crate) fn ended(&mut self, hidden: &Hidden, is_whole: bool) {
+        if hidden.reads() {
+            self.has_them = is_whole;
+            self.kept = hidden.take_kept();
+        }
+    }
 }
 
 /// What has become of the healing, before the step begins.
@@ -72,19 +100,40 @@ pub(crate) enum Begun {
 /// The parts of the session that heal.
 #[derive(Clone)]
 pub(crate) struct Healing {
-    pub(crate) record: Arc<Record>,
-    pub(crate) own: Process,
-    pub(crate) device: Arc<SharedDevice>,
-    pub(crate) incoming: Arc<Incoming>,
-    pub(crate) member: Arc<Member>,
-    pub(crate) lent: Arc<Lent>,
+    record: Arc<Record>,
+    own: Process,
+    device: Arc<SharedDevice>,
+    incoming: Arc<Incoming>,
+    member: Arc<Member>,
+    lent: Arc<Lent>,
     /// How long members stand still for one that heals.
-    pub(crate) patience: Duration,
+    patience: Duration,
     /// A step is under way: whoever waits in one of its calls is woken.
-    pub(crate) is_beside_step: bool,
+    is_beside_step: bool,
 }
 
 impl Healing {
+    /// Of the epoch of this record.
+    pub(crate) fn new(
+        record: &Arc<Record>,
+        device: &Arc<SharedDevice>,
+        incoming: &Arc<Incoming>,
+        member: &Arc<Member>,
+        lent: &Arc<Lent>,
+        patience: Duration,
+    ) -> Self {
+        Self {
+            record: Arc::clone(record),
+            own: member.process(),
+            device: Arc::clone(device),
+            incoming: Arc::clone(incoming),
+            member: Arc::clone(member),
+            lent: Arc::clone(lent),
+            patience,
+            is_beside_step: false,
+        }
+    }
+
     /// Heals whom it can before the step, this process too.
     pub(crate) fn begin(&self, own: &mut Own) -> Result<Begun, SessionError> {
         let others = self.others();
@@ -221,8 +270,8 @@ impl Healing {
         }
     }
 
-    /// Compares how states are laid out: `all` by process, of which this one has `own`. Returns those
-    /// that have them as most do.
+    /// Compares how states are laid out: `all` by process, of which this one has `own`. Returns
+    /// those that have them as most do.
     fn layout(&self, all: &[Told], own: u64, states: &States) -> Result<BTreeSet<Process>, SessionError> {
         let holders = || all.iter().filter(|told| told.has_them);
         let Some(first) = holders().next() else { return Ok(BTreeSet::new()) };

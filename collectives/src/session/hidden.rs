@@ -1,10 +1,10 @@
 //! Healing behind a step ([`Heal::Hidden`](super::Heal)): a process that came takes part in its
 //! first step with the neutral element, while it reads the states.
 //!
-//! **Which version it reads.** States change by [`State::update`](super::State::update) alone, after
-//! a step was committed. So during a step they are on all members what they were at its edge. The
-//! newcomer reads these, where they lie: nobody copies them. The result of the step comes to it as
-//! to all others, and it makes the same update of the same bits. A step is long enough where it
+//! **Which version it reads.** States change by [`State::update`](super::State::update) alone,
+//! after a step was committed. So during a step they are on all members what they were at its edge.
+//! The newcomer reads these, where they lie: nobody copies them. The result of the step comes to it
+//! as to all others, and it makes the same update of the same bits. A step is long enough where it
 //! computes for as long as the read takes. Where not, `update` waits for the rest, on the newcomer
 //! and on all members.
 //!
@@ -16,8 +16,8 @@
 //! * *A newcomer updates what it has read to the end, or nothing.* Where the epoch ends before, and
 //!   the step counts, its `update` does nothing: it reads the states of the next step, in which the
 //!   members have made that update.
-//! * *All know who gives nothing.* In the first step of an epoch the ranks that contribute are those
-//!   that had the states when it was entered; in all later ones, all. Each has told each.
+//! * *All know who gives nothing.* In the first step of an epoch the ranks that contribute are
+//!   those that had the states when it was entered; in all later ones, all. Each has told each.
 //! * *Once.* A newcomer takes part in one step so. If that is repeated, or its result came before
 //!   the states, the newcomer is healed at the edge of the next.
 
@@ -31,7 +31,7 @@ use pleach_transport::{Nanos, clock};
 use super::SessionError;
 use super::healing::Kept;
 
-/// Longest wait until the thread is looked at again, in case a notice of it is missed by mistake.
+/// Longest wait until the thread is looked at again, in case its end is missed by mistake.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Default)]

@@ -244,23 +244,23 @@ impl Session {
 
     /// A state of the job: zeroed elements that are equal on all members, and change with steps
     /// that are committed. All members declare the same ones, before their first step. A process
-    /// that joins a running job reads them from the others in its first [`Session::next`], or during
-    /// its first step ([`Heal`]). If the job ends before that, the states of this process are still
-    /// zeros, and [`Session::leave`] says so.
+    /// that joins a running job reads them from the others in its first [`Session::next`], or
+    /// during its first step ([`Heal`]). If the job ends before that, the states of this process
+    /// are still zeros, and [`Session::leave`] says so.
     ///
     /// # Errors
     ///
     /// There is a state of this name, no memory, or it cannot be registered.
     pub fn state<T: Element>(&mut self, name: &str, len: usize) -> Result<State<T>, SessionError> {
-        if self.own.states.contains(name) || name.len() > NAME_BYTES_MAX {
+        if self.own.states().contains(name) || name.len() > NAME_BYTES_MAX {
             return Err(SessionError::StateTaken(name.to_owned()));
         }
         let bytes = len.saturating_mul(size_of::<T>());
         let memory = self.memory(bytes)?;
         let elements = session_buffer(memory.clone(), len, self.number);
         let entry = Entry::new(T::DATA_TYPE.name(), bytes, memory);
-        let state = State::new(name, elements, entry.healed(), self.own.has_them, Arc::clone(&self.gate));
-        self.own.states.add(name, entry);
+        let state = State::new(name, elements, entry.healed(), self.own.has_them(), Arc::clone(&self.gate));
+        self.own.states_mut().add(name, entry);
         Ok(state)
     }
 
@@ -278,7 +278,7 @@ impl Session {
         let Some(among) = self.committed_in.clone() else { return Ok(()) };
         self.end_hidden()?;
         // Who could not read them to the end has none to compare.
-        let own = self.own.has_them.then(|| self.own.states.hash());
+        let own = self.own.has_them().then(|| self.own.states().hash());
         let mut record = self.await_entry()?;
         while !self.healing(&record).audit(self.step, own, &among)? {
             record = self.await_entry()?;
@@ -287,16 +287,8 @@ impl Session {
     }
 
     fn healing(&self, record: &Arc<Record>) -> Healing {
-        Healing {
-            record: Arc::clone(record),
-            own: self.process,
-            device: Arc::clone(&self.device),
-            incoming: Arc::clone(&self.incoming),
-            member: Arc::clone(&self.member),
-            lent: Arc::clone(&self.lent),
-            patience: self.elastic.heal_wait,
-            is_beside_step: false,
-        }
+        let Self { device, incoming, member, lent, .. } = self;
+        Healing::new(record, device, incoming, member, lent, self.elastic.heal_wait)
     }
 
     /// Heals who came, this process too; false: the epoch is over before.
@@ -305,7 +297,7 @@ impl Session {
         let Some(epoch) = self.epoch.as_mut() else { return Ok(false) };
         epoch.is_healed = !matches!(begun, Begun::Over);
         if let Begun::Hidden { hidden, thread, contributors } = begun {
-            epoch.group.set_contributors(Some(contributors), self.own.has_them);
+            epoch.group.set_contributors(Some(contributors), self.own.has_them());
             self.gate.close(Arc::clone(&hidden));
             self.hidden = Some((hidden, thread));
         }
@@ -322,10 +314,7 @@ impl Session {
         if let Some(epoch) = &self.epoch {
             epoch.group.set_contributors(None, true);
         }
-        if hidden.reads() {
-            self.own.has_them = is_whole;
-            self.own.kept = hidden.take_kept();
-        }
+        self.own.ended(&hidden, is_whole);
         hidden.take_error().map_or(Ok(()), Err)
     }
 
@@ -547,8 +536,8 @@ impl Session {
             self.device.poll(clock::now());
             std::thread::yield_now();
         }
-        let states = self.own.states.names();
-        if self.own.has_them || states.is_empty() || was_told {
+        let states = self.own.states().names();
+        if self.own.has_them() || states.is_empty() || was_told {
             return Ok(());
         }
         Err(SessionError::StatesNotRead { step: self.step, states })
@@ -689,7 +678,7 @@ impl Session {
         if std::mem::take(&mut state.is_memory_taken) {
             // Buffers that were registered before are memory as any other from now on.
             self.number = session_number();
-            self.own.states.were_taken();
+            self.own.states_mut().were_taken();
         }
         if let Some(scratch) = &state.scratch {
             return Ok(scratch.clone());

@@ -17,8 +17,8 @@
 //!   in common, however many of them an end has not heard of. So the n-th drain of one end and the
 //!   n-th of the other are about the same record.
 //! * *The session's own reads cross no epoch's end.* A get of states names the record of its epoch,
-//!   and is refused once its pair is to be drained for a later one, or its peer is out. So it stands
-//!   before the drain's mark. A new epoch's are begun when all of them have ended.
+//!   and is refused once its pair is to be drained for a later one, or its peer is out. So it
+//!   stands before the drain's mark. A new epoch's are begun when all of them have ended.
 //! * *Ends are their epoch's.* Transfers have numbers of this device's own, so the end of a
 //!   transfer of an epoch before is never taken for that of another one.
 

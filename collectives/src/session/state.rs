@@ -13,8 +13,8 @@ use crate::group::{Buffer, Element, session_buffer};
 /// Derefs to a slice.
 ///
 /// A process that joined finds them when its first step begins, or, with
-/// [`Heal::Hidden`](super::Heal), after that step at the latest ([`State::update`] waits for them). A
-/// slice of them that was taken before still shows zeros.
+/// [`Heal::Hidden`](super::Heal), after that step at the latest ([`State::update`] waits for them).
+/// A slice of them that was taken before still shows zeros.
 pub struct State<T: Element> {
     name: String,
     elements: Buffer<T>,
@@ -52,10 +52,10 @@ impl<T: Element> State<T> {
 
     /// Changes it, as all members do after a step that was committed.
     ///
-    /// With [`Heal::Hidden`](super::Heal) it waits until each process that has joined with that step
-    /// has read the states, [`Elastic::heal_wait`](super::Elastic) at most. In a process that has
-    /// joined and could not read them to the end, because the epoch was over before, `change` is not
-    /// called: it will read what the others have changed.
+    /// With [`Heal::Hidden`](super::Heal) it waits until each process that has joined with that
+    /// step has read the states, [`Elastic::heal_wait`](super::Elastic) at most. In a process that
+    /// has joined and could not read them to the end, because the epoch was over before, `change`
+    /// is not called: it will read what the others have changed.
     pub fn update(&mut self, change: impl FnOnce(&mut [T])) {
         if !self.gate.pass() {
             return;
