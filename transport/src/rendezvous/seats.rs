@@ -18,7 +18,7 @@
 //! server only introduces: who is a member is the members' agreement.
 
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,11 +75,12 @@ const LOOK_AT_PLACES: Duration = Duration::from_millis(200);
 /// How long a `TCPStore` is watched for a sign of life of the holder, and some more.
 const HOLDER_GONE: Duration = Duration::from_secs(6);
 
-/// How long a store outside of the job may take to say that this process is a member.
-const PRESENCE_LIMIT: Duration = Duration::from_secs(2);
-
 /// How long the store may take to answer the holder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long a member tries to say that it lives, while others look whether one does, and how long a
+/// store outside of the job may take to take that.
+const PRESENCE_LIMIT: Duration = Duration::from_secs(2);
 
 /// What the devices of a job have in common.
 #[derive(Clone, Debug)]
@@ -329,6 +330,9 @@ fn request_seat(
     }
     let seat = reader.u32().map_err(|_| unreadable())?;
     let terms = Terms::decode(&mut reader, world.secret.as_ref()).map_err(|_| unreadable())?;
+    if seat >= terms.seats {
+        return Err(unreadable());
+    }
     let roster = reader.rest(answer.len()).map_err(|_| unreadable())?.to_vec();
     let device = device(world, options, &terms, seat, [&holder, &own], Arc::clone(responder))?;
     let info = device.info();
@@ -612,9 +616,20 @@ impl Presence {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).mode(0o600).custom_flags(flags);
         let path = folder.join(MEMBERS);
-        let file = options.open(&path).ok()?;
-        flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
-        Some(Self(Sign::Folder { file, path }))
+        let deadline = now() + PRESENCE_LIMIT;
+        while now() < deadline {
+            let file = options.open(&path).ok()?;
+            match flock(&file, FlockOperation::NonBlockingLockShared) {
+                // The file may have been removed since it was opened. Nobody would find it.
+                Ok(()) if is_at(&file, &path) => return Some(Self(Sign::Folder { file, path })),
+                // Somebody looks whether members are here, or the last one removes the file: both
+                // hold it for a moment.
+                Ok(()) | Err(Errno::WOULDBLOCK) => std::thread::yield_now(),
+                Err(_) => return None,
+            }
+        }
+        tracing::warn!("{} is locked: a process that comes as rank 0 may begin another job", path.display());
+        None
     }
 
     fn outside(rendezvous: &Rendezvous) -> Option<Self> {
@@ -629,6 +644,13 @@ impl Presence {
     }
 }
 
+/// Whether the file is the one of this path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let place = |found: std::fs::Metadata| (found.dev(), found.ino());
+    let (Ok(file), Ok(path)) = (file.metadata(), std::fs::symlink_metadata(path)) else { return false };
+    place(file) == place(path)
+}
+
 impl Drop for Presence {
     fn drop(&mut self) {
         if let Sign::Folder { file, path } = &self.0
@@ -640,9 +662,50 @@ impl Drop for Presence {
     }
 }
 
-/// Whether a member of a job lives that meets in this folder.
+/// Whether a member of a job lives that meets in this folder. Who looks holds the file's lock for a
+/// moment, so another one that looks meanwhile may take it for a member: it looks again.
 fn is_inhabited(folder: &Path) -> bool {
     let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
     let file = File::options().read(true).custom_flags(flags).open(folder.join(MEMBERS));
     file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Locks are those of an opened file, so one process can stand for several.
+    #[test]
+    fn members_come_and_go_while_others_look_and_are_always_seen() {
+        let folder = std::env::temp_dir().join(format!("pleach-presence-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("is new");
+        let world = World { rendezvous: Some(Rendezvous::File { folder: folder.clone() }), ..World::alone() };
+        // Relaxed: it ends a loop.
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        is_inhabited(&folder);
+                    }
+                });
+            }
+            let members = [0; 2].map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let presence = Presence::of(&world).expect("the folder is there");
+                        assert!(is_inhabited(&folder), "this member lives");
+                        drop(presence);
+                    }
+                })
+            });
+            let ended = members.map(|member| member.join().is_ok());
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(ended, [true, true]);
+        });
+        assert!(!is_inhabited(&folder), "nobody is left");
+        std::fs::remove_dir_all(&folder).expect("is there");
+    }
 }
