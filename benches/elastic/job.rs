@@ -1,0 +1,132 @@
+//! The processes of one job. None outlives the value.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use pleach::transport::{Nanos, clock};
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// See the module.
+pub(crate) struct Job {
+    folder: PathBuf,
+    size: u32,
+    members: Vec<Child>,
+    sender: Sender<(u32, String)>,
+    lines: Receiver<(u32, String)>,
+    /// What each has said and nobody has asked for.
+    said: Vec<Vec<String>>,
+}
+
+impl Job {
+    /// Starts so many ranks, which meet.
+    pub(crate) fn start(size: u32, settings: &str) -> Result<Self, String> {
+        // Relaxed: only uniqueness matters.
+        static JOBS: AtomicU32 = AtomicU32::new(0);
+        let number = JOBS.fetch_add(1, Ordering::Relaxed);
+        let folder =
+            std::env::temp_dir().join(format!("pleach-bench-elastic-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let (sender, lines) = channel();
+        let mut job = Self { folder, size, members: Vec::new(), sender, lines, said: Vec::new() };
+        for _ in 0..size {
+            job.spawn(settings)?;
+        }
+        Ok(job)
+    }
+
+    /// Starts one more. Returns its number, which is the seat that it asks for.
+    pub(crate) fn spawn(&mut self, settings: &str) -> Result<u32, String> {
+        let seat = self.members.len() as u32;
+        let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+        let mut child = Command::new(own)
+            .args(["--member", settings])
+            .env("PLEACH_RANK", seat.to_string())
+            .env("PLEACH_WORLD_SIZE", self.size.to_string())
+            .env("PLEACH_LOCAL_RANK", seat.to_string())
+            .env("PLEACH_RENDEZVOUS", format!("file://{}", self.folder.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("a rank is not started: {error}"))?;
+        let output = BufReader::new(child.stdout.take().expect("is piped"));
+        let sender = self.sender.clone();
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let _ = sender.send((seat, line));
+            }
+        });
+        self.members.push(child);
+        self.said.push(Vec::new());
+        Ok(seat)
+    }
+
+    pub(crate) fn kill(&mut self, seat: u32) {
+        let _ = self.members[seat as usize].kill();
+    }
+
+    /// The words after the first one of the next line of a member that begins with it.
+    fn await_line(&mut self, seat: u32, first: &str) -> Result<Vec<u64>, String> {
+        let until = clock::now() + PATIENCE;
+        loop {
+            let said = &mut self.said[seat as usize];
+            let is_it = |line: &String| line.split(' ').next() == Some(first);
+            if let Some(at) = said.iter().position(is_it) {
+                let line = said.remove(at);
+                let words = line.split(' ').skip(1);
+                return words.map(|word| word.parse().map_err(|error| format!("{line}: {error}"))).collect();
+            }
+            match self.lines.recv_timeout(until.since(clock::now())) {
+                Ok((seat, line)) => self.said[seat as usize].push(line),
+                Err(_) => {
+                    return Err(format!(
+                        "rank {seat} did not say '{first}' within {PATIENCE:?}; see its output"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Waits until all have said this.
+    pub(crate) fn await_all(&mut self, first: &str) -> Result<(), String> {
+        (0..self.members.len() as u32).try_for_each(|seat| self.await_line(seat, first).map(drop))
+    }
+
+    /// The first result of a member among so many: when, and how long after the one before.
+    pub(crate) fn await_change(&mut self, seat: u32, ranks: u32) -> Result<(Nanos, Duration), String> {
+        loop {
+            if let [of, at, gap] = self.await_line(seat, "change")?[..]
+                && of == u64::from(ranks)
+            {
+                return Ok((Nanos(at), Duration::from_nanos(gap)));
+            }
+        }
+    }
+
+    pub(crate) fn await_time(&mut self, seat: u32, first: &str) -> Result<Nanos, String> {
+        let words = self.await_line(seat, first)?;
+        words.first().map(|time| Nanos(*time)).ok_or_else(|| format!("'{first}' has no time"))
+    }
+
+    pub(crate) fn await_duration(&mut self, seat: u32, first: &str) -> Result<Duration, String> {
+        self.await_time(seat, first).map(|time| Duration::from_nanos(time.0))
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for child in &mut self.members {
+            let _ = child.kill();
+        }
+        for child in &mut self.members {
+            let _ = child.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
