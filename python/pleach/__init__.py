@@ -6,7 +6,8 @@
         gradient = group.buffer(1000, "float32")   # registered: no copy in calls
         group.all_reduce(gradient, "avg")
 
-``pleach.Endpoint`` sends and receives tensors by key between programs. ``pleach.SVC`` is a support
+``pleach.Session`` is a membership in a job whose processes come and go. ``pleach.Endpoint`` sends and
+receives tensors by key between programs. ``pleach.SVC`` is a support
 vector machine for scikit-learn. ``pleach run -n 4 python train.py`` starts four ranks on this host.
 NumPy is imported when an array is made, not before. Every error is a ``pleach.Error``.
 """
@@ -28,23 +29,32 @@ from pleach import _native
 from pleach._errors import (
     AbortedError,
     ArgumentError,
+    ChangedError,
     ClosedError,
     DeadlineError,
+    DivergedError,
     Error,
     ExchangeError,
+    ExpelledError,
     ForkedError,
     GroupError,
     JoinError,
+    LeftError,
     LossError,
     LostError,
     MismatchError,
+    NoQuorumError,
     NothingGivenError,
     PeerUnavailableError,
+    SessionError,
+    StepError,
     TensorAbortedError,
     TensorNotFoundError,
     TensorTimeoutError,
+    TooFewError,
 )
 from pleach._native import Endpoint, Group, Peer, Pending, PendingTensor, PremulSum, Registered, Trainer
+from pleach._session import Attempt, Change, Session, State, Verdict
 
 if TYPE_CHECKING:
     from pleach._launch import RankError as RankError, launch as launch
@@ -53,18 +63,25 @@ if TYPE_CHECKING:
 __all__ = [
     "AbortedError",
     "ArgumentError",
+    "Attempt",
+    "Change",
+    "ChangedError",
     "ClosedError",
     "DeadlineError",
+    "DivergedError",
     "Endpoint",
     "Error",
     "ExchangeError",
+    "ExpelledError",
     "ForkedError",
     "Group",
     "GroupError",
     "JoinError",
+    "LeftError",
     "LossError",
     "LostError",
     "MismatchError",
+    "NoQuorumError",
     "NothingGivenError",
     "Peer",
     "PeerUnavailableError",
@@ -73,10 +90,16 @@ __all__ = [
     "PremulSum",
     "RankError",
     "Registered",
+    "Session",
+    "SessionError",
+    "State",
+    "StepError",
     "TensorAbortedError",
     "TensorNotFoundError",
     "TensorTimeoutError",
+    "TooFewError",
     "Trainer",
+    "Verdict",
     "join",
     "join_in_store",
     "launch",

@@ -66,6 +66,45 @@ class AbortedError(GroupError):
     """A rank has aborted the group."""
 
 
+class ChangedError(GroupError):
+    """The members of the session have changed: the step is repeated, and nobody is at fault."""
+
+
+class SessionError(Error):
+    """The session does not go on, or the step failed too often."""
+
+
+class ExpelledError(SessionError):
+    """The others go on without this process: it was stopped, or out of their reach."""
+
+    #: How they go on: a ``pleach.Change``.
+    change: object = None
+
+
+class NoQuorumError(SessionError):
+    """Too few members answer to agree on who goes on."""
+
+
+class TooFewError(SessionError):
+    """There are fewer members than a step needs, for too long. The session still works."""
+
+
+class StepError(SessionError):
+    """The step failed again and again, here (then its exception is the cause) or on another member.
+    The session still works."""
+
+
+class LeftError(SessionError):
+    """This process has left the job, as it was told to."""
+
+
+class DivergedError(SessionError):
+    """A state is not the same on all members."""
+
+    #: The seats of the members that differ from most; of all, where there is no majority.
+    seats: list[int] | None = None
+
+
 class ExchangeError(Error):
     """A tensor was not sent or received. ``kind`` is timed-out, aborted, not-found, unavailable,
     exhausted (a limit is reached), cancelled, no-regions or system.
@@ -110,6 +149,16 @@ _CLASSES: dict[str, type[Error]] = {
     "compute": GroupError,
     "out-of-reach": GroupError,
     "protocol": GroupError,
+    "changed": ChangedError,
+    "session": SessionError,
+    "states-differ": SessionError,
+    "states-lost": SessionError,
+    "expelled": ExpelledError,
+    "no-quorum": NoQuorumError,
+    "too-few": TooFewError,
+    "step": StepError,
+    "left-session": LeftError,
+    "diverged": DivergedError,
 }
 
 

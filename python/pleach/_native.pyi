@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, TypeVar, final, overload, type_check_
 
 from collections.abc import Callable, Generator, Sequence
 
-__all__ = ["Arrival", "Endpoint", "Group", "LendableMemory", "Partial", "Peer", "Pending", "PendingTensor", "PremulSum", "ReceivedMemory", "Registered", "Round", "SvmModel", "TrainedVector", "Trainer", "c_header", "close_all", "join", "join_in_store", "leave_all", "scheme_facts", "schemes", "svm_model", "svm_train", "Window"]
+__all__ = ["Arrival", "Endpoint", "Group", "LendableMemory", "Partial", "Peer", "Pending", "PendingTensor", "PremulSum", "ReceivedMemory", "Registered", "Round", "Session", "SessionState", "StateMemory", "SvmModel", "TrainedVector", "Trainer", "c_header", "close_all", "join", "join_in_store", "leave_all", "scheme_facts", "schemes", "svm_model", "svm_train", "Window"]
 
 _T = TypeVar("_T")
 
@@ -244,6 +244,57 @@ class Group:
     def close(self) -> None: ...
     def __enter__(self) -> Group: ...
     def __exit__(self, kind: object, value: object, traceback: object, /) -> None: ...
+
+@final
+class StateMemory:
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+@final
+class SessionState:
+    def memory(self) -> StateMemory: ...
+
+@final
+class Session:
+    def __new__(
+        cls,
+        fewest: int,
+        most: int,
+        *,
+        program: str,
+        rank: int | None = None,
+        world_size: int | None = None,
+        rendezvous: str | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        join_timeout: float | None = None,
+        fabric: str | None = None,
+        reproducible: str | None = None,
+        suspect_after: float | None = None,
+        fewest_wait: float | None = None,
+        quorum_wait: float | None = None,
+        heal_wait: float | None = None,
+        retries_max: int | None = None,
+    ) -> Session: ...
+    @property
+    def seat(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    def state(self, name: str, count: int, dtype: str) -> SessionState: ...
+    def register(self, nbytes: int) -> Registered: ...
+    def next(self) -> tuple[int, Group]: ...
+    def commit(self, done: bool) -> Any: ...
+    def audit(self) -> None: ...
+    def leave_on(self, signal: int) -> None: ...
+    def leave_after_step(self) -> None: ...
+    def leave(self) -> None: ...
+    def close(self) -> None: ...
 
 def join(
     *,

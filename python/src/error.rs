@@ -97,6 +97,7 @@ fn failed(py: Python<'_>, info: &GroupInfo, fault: &Fault, text: &str) -> PyErr 
         FaultKind::Lost => "lost",
         FaultKind::Left => "left",
         FaultKind::TimedOut => "timed-out",
+        FaultKind::Changed => "changed",
         _ => "protocol",
     };
     let operation = fault.during.or(fault.told_during).map(|descriptor| descriptor.to_string());

@@ -33,7 +33,7 @@ const SECONDS_MAX: f64 = 365.0 * 86_400.0;
 static GROUPS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 /// Memory that Python reaches by its address; the lock makes the type one that threads may share.
-type RegisteredMemory = Mutex<Buffer<u8>>;
+pub(crate) type RegisteredMemory = Mutex<Buffer<u8>>;
 
 /// A group and its operations that are under way.
 pub(crate) struct Inner {
@@ -88,6 +88,13 @@ impl Inner {
 
     pub(crate) fn remember(&self, address: usize, bytes: usize, memory: &Arc<Mutex<Buffer<u8>>>) {
         lock(&self.registered).insert(address, (bytes, Arc::downgrade(memory)));
+    }
+
+    /// Calls on this memory copy nothing from now on. Each place: an address and its length in
+    /// bytes.
+    pub(crate) fn lend(&self, places: impl IntoIterator<Item = (usize, usize, Weak<RegisteredMemory>)>) {
+        let mut registered = lock(&self.registered);
+        registered.extend(places.into_iter().map(|(address, bytes, memory)| (address, (bytes, memory))));
     }
 
     pub(crate) fn forget(&self, address: usize) {
@@ -207,6 +214,20 @@ impl Group {
         Arc::clone(&self.inner)
     }
 
+    /// Ends the group of an epoch for Python: operations that were started end with an error.
+    pub(crate) fn end_epoch(&self, py: Python<'_>) {
+        py.detach(|| {
+            let group = lock(&self.inner.group).take();
+            drop(group);
+            self.inner.reap();
+        });
+    }
+
+    /// Whether it is closed.
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.inner.group).is_none()
+    }
+
     fn manner(&self, timeout: Option<f64>, tag: u32, is_started: bool) -> Manner {
         Manner { timeout: timeout.or(self.timeout), tag, is_started }
     }
@@ -312,7 +333,7 @@ impl Group {
     /// Whether the group is closed.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.inner.group).is_none()
+        self.has_ended()
     }
 
     /// The host of a rank, counted from 0 among the hosts of the group.

@@ -12,16 +12,16 @@ use crate::group::{Group, limit};
 use crate::store::PythonStore;
 
 /// What keyword arguments change of the options of a group.
-struct Settings {
-    secret_file: Option<PathBuf>,
-    timeout: Option<f64>,
-    join_timeout: Option<f64>,
-    fabric: Option<String>,
-    reproducible: Option<String>,
+pub(crate) struct Settings {
+    pub(crate) secret_file: Option<PathBuf>,
+    pub(crate) timeout: Option<f64>,
+    pub(crate) join_timeout: Option<f64>,
+    pub(crate) fabric: Option<String>,
+    pub(crate) reproducible: Option<String>,
 }
 
 impl Settings {
-    fn options(self, py: Python<'_>, mut world: World) -> PyResult<Options> {
+    pub(crate) fn options(self, py: Python<'_>, mut world: World) -> PyResult<Options> {
         if let Some(path) = &self.secret_file {
             let secret = Secret::from_file(Path::new(path));
             world.secret = Some(secret.map_err(|error| error::world(py, &error.to_string()))?);
@@ -50,6 +50,19 @@ impl Settings {
     }
 }
 
+/// The world of the arguments, or of the launcher of this process.
+pub(crate) fn world(
+    py: Python<'_>,
+    rank: Option<u32>,
+    world_size: Option<u32>,
+    rendezvous: Option<&str>,
+) -> PyResult<World> {
+    let parsed = rendezvous.map(str::parse::<Rendezvous>).transpose();
+    let rendezvous = parsed.map_err(|error| error::world(py, &error.to_string()))?;
+    let found = World::find(&ExplicitWorld { rank, world_size, rendezvous });
+    Ok(found.map_err(|error| error::world(py, &error.to_string()))?.unwrap_or_else(World::alone))
+}
+
 /// Joins the ranks of this job and returns the group; see ``pleach.join``.
 #[pyfunction]
 #[pyo3(signature = (*, rank=None, world_size=None, rendezvous=None, secret_file=None, timeout=None,
@@ -66,10 +79,7 @@ pub(crate) fn join(
     fabric: Option<String>,
     reproducible: Option<String>,
 ) -> PyResult<Group> {
-    let parsed = rendezvous.map(str::parse::<Rendezvous>).transpose();
-    let rendezvous = parsed.map_err(|error| error::world(py, &error.to_string()))?;
-    let found = World::find(&ExplicitWorld { rank, world_size, rendezvous });
-    let world = found.map_err(|error| error::world(py, &error.to_string()))?.unwrap_or_else(World::alone);
+    let world = world(py, rank, world_size, rendezvous)?;
     let settings = Settings { secret_file, timeout, join_timeout, fabric, reproducible };
     let options = settings.options(py, world)?;
     let joined = py.detach(|| pleach_collectives::Group::join(&options));

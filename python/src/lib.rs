@@ -19,6 +19,7 @@ mod memory;
 mod partial;
 mod pending;
 mod registered;
+mod session;
 mod store;
 mod svm;
 mod trainer;
@@ -50,6 +51,8 @@ mod _native {
     use crate::pending::Pending;
     #[pymodule_export]
     use crate::registered::Registered;
+    #[pymodule_export]
+    use crate::session::{Session, SessionState, StateMemory};
     #[pymodule_export]
     use crate::svm::{SvmModel, svm_model, svm_train};
     #[pymodule_export]

@@ -1,22 +1,23 @@
 //! Memory that is registered with a group's devices.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use pleach_collectives::Buffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::group::Inner;
+use crate::group::{Inner, RegisteredMemory};
 
 /// Registered memory. ``numpy.asarray(registered)`` is an array of bytes over it, which keeps it.
 #[pyclass(frozen, weakref, module = "pleach._native", name = "Registered")]
 pub(crate) struct Registered {
     /// Python reaches the bytes by their address alone; the lock makes the type one that threads
     /// may share.
-    memory: Arc<Mutex<Buffer<u8>>>,
+    memory: Arc<RegisteredMemory>,
     address: usize,
     bytes: usize,
-    group: Arc<Inner>,
+    /// `None`: the groups of a session's epochs know it.
+    group: Option<Arc<Inner>>,
 }
 
 impl Registered {
@@ -24,7 +25,15 @@ impl Registered {
         let (address, bytes) = (memory.as_mut_ptr() as usize, memory.len());
         let memory = Arc::new(Mutex::new(memory));
         group.remember(address, bytes, &memory);
-        Self { memory, address, bytes, group }
+        Self { memory, address, bytes, group: Some(group) }
+    }
+
+    /// Memory of a session, and its place for the groups of all epochs.
+    pub(crate) fn of_session(mut memory: Buffer<u8>) -> (Self, (usize, usize, Weak<RegisteredMemory>)) {
+        let (address, bytes) = (memory.as_mut_ptr() as usize, memory.len());
+        let memory = Arc::new(Mutex::new(memory));
+        let place = (address, bytes, Arc::downgrade(&memory));
+        (Self { memory, address, bytes, group: None }, place)
     }
 }
 
@@ -55,7 +64,9 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.group.forget(self.address);
+        if let Some(group) = &self.group {
+            group.forget(self.address);
+        }
         let _ = &self.memory;
     }
 }

@@ -1,0 +1,291 @@
+"""Sessions: jobs whose processes come and go."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pleach import _arrays, _native
+from pleach._errors import ArgumentError, ChangedError, LeftError, StepError
+
+__all__ = ["Attempt", "Change", "Session", "State", "Verdict"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the epoch of an attempt to the one that goes on: who left, and who came.
+
+    Processes are named by their seats, which are stable numbers.
+    """
+
+    #: The number of the epoch that has ended.
+    ended: int
+    #: The number of the epoch that begins.
+    epoch: int
+    #: The step with which it begins.
+    step: int
+    #: Who left, and why: died, unreachable, left or replaced.
+    left: dict[int, str]
+    #: Who came.
+    came: list[int]
+    #: The members of the epoch that begins, by rank.
+    members: list[int]
+    #: All of this in words.
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def change(
+    ended: int,
+    epoch: int,
+    step: int,
+    left: list[tuple[int, str]],
+    came: list[int],
+    members: list[int],
+    text: str,
+) -> Change:
+    """A change; called by the native module."""
+    return Change(ended, epoch, step, dict(left), came, members, text)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of an attempt: the same on all members. It is true if the step is committed."""
+
+    #: The step.
+    step: int
+    #: Why the step is repeated; None if it is committed.
+    change: Change | None
+
+    def __bool__(self) -> bool:
+        return self.change is None
+
+
+class State:
+    """Elements that are equal on all members; ``Session.state`` makes it."""
+
+    def __init__(self, native: _native.SessionState, name: str, shape: list[int], dtype: Any) -> None:
+        self._native = native
+        self._shape = shape
+        self._dtype = dtype
+        #: Its name.
+        self.name = name
+
+    @property
+    def array(self) -> Any:
+        """A NumPy array over the elements, which keeps their memory.
+
+        Take it anew after the first step has begun: who joins a running job has read the elements to
+        another place. Change it after a step that is committed, as all members do, and before the next
+        one begins.
+        """
+        return _arrays.over(self._native.memory(), self._shape, self._dtype)
+
+    def __repr__(self) -> str:
+        return f"<pleach.State: {self.name}, {self._shape}>"
+
+
+class Attempt:
+    """One attempt of a step: ``with attempt as group`` makes it. Then ``verdict`` says what became of it.
+
+    An exception of the block means that the step cannot be done here. It is repeated, at most
+    ``retries_max`` times in a row. Then the end of the block raises StepError on all members, here with
+    the exception as its cause. KeyboardInterrupt, SystemExit and other exceptions that are no Exception
+    pass, and no verdict is asked for.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        #: The number of the step, from the begin of the block on.
+        self.step: int | None = None
+        #: The verdict of all members, from the end of the block on.
+        self.verdict: Verdict | None = None
+
+    def __enter__(self) -> _native.Group:
+        self.step, group = self._session._native.next()
+        return group
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if error is not None and not isinstance(error, Exception):
+            return False
+        assert self.step is not None
+        try:
+            self.verdict = Verdict(self.step, self._session._native.commit(error is None))
+        except StepError as failed:
+            raise failed from (None if isinstance(error, ChangedError) else error)
+        return True
+
+
+class Session:
+    """This process's membership in a job that makes steps, while processes come and go.
+
+        with pleach.Session(2, 8) as session:
+            weights = session.state("weights", 1000, "float32")
+            gradient = session.buffer(1000, "float32")
+            for attempt in session.steps(100):
+                with attempt as group:                       # an ordinary group of this epoch's members
+                    gradient[:] = slope(weights.array, attempt.step, group.rank, group.world_size)
+                    group.all_reduce(gradient, "avg")
+                if attempt.verdict:                          # committed, on all members
+                    weights.array[:] -= 0.1 * gradient
+
+    Where no job runs at the rendezvous address, the processes of the world meet and begin it. Where one
+    runs, its members take this process in at the end of a step.
+
+    fewest, most: steps are made by ``fewest`` members or more; there are at most ``most``. The same on all
+    members, as are: suspect_after, seconds of silence after which a member is suspected, 2 by default;
+    fewest_wait, seconds that too few members for a step wait for others, 60 by default; quorum_wait,
+    seconds that too few members to agree wait for others, 20 by default; retries_max, how often a step
+    that cannot be done is repeated, 3 by default; program, a name of the program, that of the script by
+    default. heal_wait: seconds that members wait for a process that reads the states, 60 by default. The
+    other arguments are those of ``pleach.join``.
+
+    One thread uses it. ``with`` leaves the job at the end of the block; after an exception other than
+    LeftError the process is out of it at once. Ctrl-C during a call that waits raises KeyboardInterrupt,
+    and the others go on without this process.
+
+    Raises JoinError if the processes do not meet, or this one is refused.
+    """
+
+    def __init__(
+        self,
+        fewest: int = 1,
+        most: int = 64,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        rendezvous: str | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        join_timeout: float | None = None,
+        fabric: str | None = None,
+        reproducible: str | None = None,
+        suspect_after: float | None = None,
+        fewest_wait: float | None = None,
+        quorum_wait: float | None = None,
+        heal_wait: float | None = None,
+        retries_max: int | None = None,
+        program: str | None = None,
+    ) -> None:
+        if program is None:
+            program = os.path.basename(sys.argv[0]) if sys.argv else ""
+        self._native = _native.Session(
+            fewest,
+            most,
+            program=program,
+            rank=rank,
+            world_size=world_size,
+            rendezvous=rendezvous,
+            secret_file=secret_file,
+            timeout=timeout,
+            join_timeout=join_timeout,
+            fabric=fabric,
+            reproducible=reproducible,
+            suspect_after=suspect_after,
+            fewest_wait=fewest_wait,
+            quorum_wait=quorum_wait,
+            heal_wait=heal_wait,
+            retries_max=retries_max,
+        )
+
+    @property
+    def step(self) -> int:
+        """The next step. Every step before it is committed."""
+        return self._native.step
+
+    @property
+    def seat(self) -> int:
+        """The stable number of this process."""
+        return self._native.seat
+
+    @property
+    def epoch(self) -> int:
+        """The number of the newest epoch that this process knows."""
+        return self._native.epoch
+
+    def state(self, name: str, shape: int | Sequence[int], dtype: Any = None) -> State:
+        """A state of the job: zeroed elements that are equal on all members.
+
+        All members declare the same states before their first step. Who joins a running job reads them
+        from the others when its first step begins.
+        """
+        lengths, kind = _arrays.described(shape, dtype)
+        return State(self._native.state(name, math.prod(lengths), kind), name, lengths, dtype)
+
+    def buffer(self, shape: int | Sequence[int], dtype: Any = None) -> Any:
+        """A NumPy array of zeros over memory that is registered for all epochs: calls of their groups on
+        it, and on its contiguous parts, copy nothing. The memory stays as long as the array or a view of
+        it. Where a process that was stopped was left behind, later calls copy; take a new buffer then.
+        """
+        registered = self._native.register(_arrays.bytes_of(shape, dtype))
+        return _arrays.over(registered, shape, dtype)
+
+    def attempt(self, function: Callable[[_native.Group, int], object]) -> Verdict:
+        """Attempts the next step: ``function(group, step)``, and the verdict of all members.
+
+        An exception of the function means that the step cannot be done here: see ``Attempt``.
+        """
+        attempt = Attempt(self)
+        with attempt as group:
+            assert attempt.step is not None
+            function(group, attempt.step)
+        assert attempt.verdict is not None
+        return attempt.verdict
+
+    def steps(self, end: int) -> Iterator[Attempt]:
+        """Attempts until ``end`` steps are committed; the body of the loop makes each: see ``Attempt``."""
+        while self.step < end:
+            attempt = Attempt(self)
+            yield attempt
+            if attempt.verdict is None:
+                raise ArgumentError("the attempt was not made; begin the body of the loop by 'with attempt as group'")
+
+    def audit(self) -> None:
+        """Compares the states of all members that have committed the last step, between two steps.
+
+        All members call it between the same ones. Raises DivergedError, which names who differs.
+        """
+        self._native.audit()
+
+    def leave_on(self, signal: int) -> None:
+        """Leaves the job when this signal comes, at the end of the step that is under way then, or of the
+        next one, so that the others repeat no step for it. The loop goes on until LeftError is raised.
+        """
+        self._native.leave_on(signal)
+
+    def leave_after_step(self) -> None:
+        """As ``leave_on``, without a signal."""
+        self._native.leave_after_step()
+
+    def leave(self) -> None:
+        """Leaves the job, between two steps. Does nothing when the session is over."""
+        self._native.leave()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, LeftError):
+            self._native.leave()
+        else:
+            self._native.close()
+
+    def __repr__(self) -> str:
+        return f"<pleach.Session: seat {self.seat}>"

@@ -1,0 +1,454 @@
+//! Sessions as a Python class, which `pleach/_session.py` wraps.
+//!
+//! **Invariant:** one thread at a time is in a call of a session. Its lock is never waited for with
+//! the GIL. The group of an epoch ends, for Python too, when another epoch is entered and before
+//! the session ends. Memory stays as long as an array over it.
+
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::time::Duration;
+
+use pleach_collectives::session::{Change, Reason, State as RustState};
+use pleach_collectives::{
+    CollectiveError, DataType, Element, Elastic, F8E4M3, F8E5M2, Session as RustSession, SessionError,
+    Verdict, bf16, f16,
+};
+use pleach_transport::mutex::lock;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{self, argument};
+use crate::group::{Group, RegisteredMemory, limit};
+use crate::interrupt::{interrupted, raised};
+use crate::join::Settings;
+use crate::registered::Registered;
+use crate::types::ElementType;
+
+/// This process's membership in a job: see ``pleach.Session``.
+#[pyclass(frozen, weakref, module = "pleach._native", name = "Session")]
+pub(crate) struct Session {
+    /// The process that has joined. A forked child is another one.
+    process: u32,
+    seat: u32,
+    /// The epoch in which a step was begun last, and its group. Dropped before the session.
+    epoch: Mutex<Option<(u64, Py<Group>)>>,
+    /// `None` when it is over.
+    live: Mutex<Option<Box<RustSession>>>,
+    /// Memory that the groups of all epochs know: its address and its length in bytes.
+    buffers: Mutex<Vec<(usize, usize, Weak<RegisteredMemory>)>>,
+}
+
+/// A state of a session. Its memory is elsewhere when this process has read it from the others.
+#[pyclass(frozen, module = "pleach._native", name = "SessionState")]
+pub(crate) struct SessionState {
+    elements: Arc<Mutex<dyn Elements>>,
+    nbytes: usize,
+}
+
+/// Memory of a state. ``numpy.asarray(memory)`` is an array of bytes over it, which keeps it.
+#[pyclass(frozen, weakref, module = "pleach._native", name = "StateMemory")]
+pub(crate) struct StateMemory {
+    address: usize,
+    nbytes: usize,
+    _keep: Arc<Mutex<dyn Elements>>,
+}
+
+/// A state, whatever its elements are.
+trait Elements: Send {
+    /// Where the elements are now.
+    fn address(&mut self) -> *mut c_void;
+}
+
+impl<T: Element> Elements for RustState<T> {
+    fn address(&mut self) -> *mut c_void {
+        let mut address = std::ptr::null_mut();
+        self.update(|elements| address = elements.as_mut_ptr().cast());
+        address
+    }
+}
+
+/// Declares a state of so many elements.
+fn declared(
+    session: &mut RustSession,
+    name: &str,
+    len: usize,
+    data_type: DataType,
+) -> Result<Arc<Mutex<dyn Elements>>, SessionError> {
+    macro_rules! of {
+        ($type:ty) => {{
+            let state: Arc<Mutex<dyn Elements>> = Arc::new(Mutex::new(session.state::<$type>(name, len)?));
+            state
+        }};
+    }
+    Ok(match data_type {
+        DataType::F64 => of!(f64),
+        DataType::F32 => of!(f32),
+        DataType::F16 => of!(f16),
+        DataType::Bf16 => of!(bf16),
+        DataType::F8E4M3 => of!(F8E4M3),
+        DataType::F8E5M2 => of!(F8E5M2),
+        DataType::I64 => of!(i64),
+        DataType::I32 => of!(i32),
+        DataType::I16 => of!(i16),
+        DataType::I8 => of!(i8),
+        DataType::U64 => of!(u64),
+        DataType::U32 => of!(u32),
+        DataType::U16 => of!(u16),
+        DataType::U8 => of!(u8),
+    })
+}
+
+/// An error as an exception; where a handler of a signal has interrupted the call, what the handler
+/// has raised.
+fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
+    if let Some(raised) = raised() {
+        return raised;
+    }
+    let text = match error {
+        // What the program's own step has raised is the cause of the exception.
+        SessionError::Step { step, times, own: Some(CollectiveError::Closed) } => {
+            format!("step {step} failed {times} times in a row on this member")
+        }
+        error => error.to_string().replace("Session::", "Session."),
+    };
+    let kind = match error {
+        SessionError::Join(error) => return error::join(py, error),
+        SessionError::Expelled(_) => "expelled",
+        SessionError::NoQuorum { .. } => "no-quorum",
+        SessionError::TooFew { .. } => "too-few",
+        SessionError::Step { .. } => "step",
+        SessionError::Left => "left-session",
+        SessionError::Diverged { .. } => "diverged",
+        SessionError::StatesDiffer { .. } => "states-differ",
+        SessionError::StatesLost => "states-lost",
+        SessionError::Limits { .. }
+        | SessionError::Signal { .. }
+        | SessionError::StateTaken(_)
+        | SessionError::Unsupported { .. }
+        | SessionError::NotBegun => "argument",
+        SessionError::NotAdmitted { .. } | SessionError::Group { .. } => "join",
+        SessionError::Memory { .. } | SessionError::Register(_) => "memory",
+        _ => "session",
+    };
+    let made = error::named(py, kind, &text);
+    let about = match error {
+        SessionError::Expelled(change) => change_of(py, change).map(|change| ("change", change)).ok(),
+        SessionError::Diverged { members, .. } => {
+            let seats: Vec<u32> = members.iter().map(|member| member.seat.0).collect();
+            seats.into_pyobject(py).map(|seats| ("seats", seats.into_any())).ok()
+        }
+        _ => None,
+    };
+    if let Some((field, value)) = about {
+        let _ = made.value(py).setattr(field, value);
+    }
+    made
+}
+
+/// A change as Python has it.
+fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyAny>> {
+    let reason = |reason: Reason| match reason {
+        Reason::Died => "died",
+        Reason::Unreachable => "unreachable",
+        Reason::Left => "left",
+        Reason::Replaced => "replaced",
+        Reason::Joined => "joined",
+    };
+    let left: Vec<(u32, &str)> =
+        change.left.iter().map(|(process, why)| (process.seat.0, reason(*why))).collect();
+    let came: Vec<u32> = change.came.iter().map(|process| process.seat.0).collect();
+    let members: Vec<u32> = change.members.iter().map(|process| process.seat.0).collect();
+    let fields = (change.from, change.epoch, change.step, left, came, members, change.to_string());
+    py.import("pleach._session")?.getattr("change")?.call1(fields)
+}
+
+const BUSY: &str = "another thread is in a call of this session; make one call at a time";
+
+impl Session {
+    fn expect_own(&self, py: Python<'_>) -> PyResult<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        let text = format!(
+            "this session belongs to process {}; a forked child must join as a process of its own",
+            self.process
+        );
+        Err(error::named(py, "forked", &text))
+    }
+
+    /// Makes a call without the GIL, if no other thread makes one.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&mut RustSession) -> Result<T, SessionError> + Send,
+    ) -> PyResult<T> {
+        self.expect_own(py)?;
+        let made = py.detach(|| match self.live.try_lock() {
+            Ok(mut live) => Ok(live.as_deref_mut().map(make)),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner().as_deref_mut().map(make)),
+            Err(TryLockError::WouldBlock) => Err(()),
+        });
+        match made {
+            Ok(Some(result)) => result.map_err(|error| exception(py, &error)),
+            Ok(None) => Err(error::named(py, "closed", "the session is over; join a new one")),
+            Err(()) => Err(argument(py, BUSY)),
+        }
+    }
+
+    /// As `call`, between two steps.
+    fn between_steps<T: Send>(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&mut RustSession) -> Result<T, SessionError> + Send,
+    ) -> PyResult<T> {
+        let made = self.call(py, |session| match session.attempted_epoch() {
+            None => make(session).map(Some),
+            Some(_) => Ok(None),
+        })?;
+        made.ok_or_else(|| argument(py, "a step has begun; commit it first"))
+    }
+
+    /// Ends the group that Python has of the last epoch.
+    fn end_epoch(&self, py: Python<'_>) {
+        let ended = lock(&self.epoch).take();
+        if let Some((_, group)) = ended {
+            group.get().end_epoch(py);
+        }
+    }
+
+    /// Ends the session.
+    fn end(&self, py: Python<'_>, leaves: bool) -> PyResult<()> {
+        self.expect_own(py)?;
+        self.end_epoch(py);
+        let ended = py.detach(|| {
+            let session = match self.live.try_lock() {
+                Ok(mut live) => live.take(),
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            Some(match session {
+                Some(session) if leaves => session.leave(),
+                _ => Ok(()),
+            })
+        });
+        match ended {
+            Some(left) => left.map_err(|error| exception(py, &error)),
+            None => Err(argument(py, BUSY)),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let live = self.live.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if self.process != std::process::id() {
+            // The session is the parent's. Its threads are not here, so nobody would end them.
+            std::mem::forget(live);
+            return;
+        }
+        let mut live = Some(live);
+        // Its end waits for operations under way, which may need other threads of Python.
+        let _ = Python::try_attach(|py| {
+            self.end_epoch(py);
+            py.detach(|| drop(live.take()));
+        });
+        drop(live);
+    }
+}
+
+#[pymethods]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+impl Session {
+    #[new]
+    #[pyo3(signature = (fewest, most, *, program, rank=None, world_size=None, rendezvous=None,
+                        secret_file=None, timeout=None, join_timeout=None, fabric=None,
+                        reproducible=None, suspect_after=None, fewest_wait=None, quorum_wait=None,
+                        heal_wait=None, retries_max=None))]
+    fn new(
+        py: Python<'_>,
+        fewest: u32,
+        most: u32,
+        program: String,
+        rank: Option<u32>,
+        world_size: Option<u32>,
+        rendezvous: Option<&str>,
+        secret_file: Option<PathBuf>,
+        timeout: Option<f64>,
+        join_timeout: Option<f64>,
+        fabric: Option<String>,
+        reproducible: Option<String>,
+        suspect_after: Option<f64>,
+        fewest_wait: Option<f64>,
+        quorum_wait: Option<f64>,
+        heal_wait: Option<f64>,
+        retries_max: Option<u32>,
+    ) -> PyResult<Self> {
+        let world = crate::join::world(py, rank, world_size, rendezvous)?;
+        let settings = Settings { secret_file, timeout, join_timeout, fabric, reproducible };
+        let options = settings.options(py, world)?;
+        let mut elastic = Elastic::between(fewest, most);
+        elastic.program = program;
+        let set = |time: &mut Duration, seconds: Option<f64>| -> PyResult<()> {
+            if let Some(limit) = limit(py, seconds)? {
+                *time = limit;
+            }
+            Ok(())
+        };
+        set(&mut elastic.suspect_after, suspect_after)?;
+        set(&mut elastic.fewest_wait, fewest_wait)?;
+        set(&mut elastic.quorum_wait, quorum_wait)?;
+        set(&mut elastic.heal_wait, heal_wait)?;
+        if let Some(times) = retries_max {
+            elastic.retries_max = times;
+        }
+        let joined = py.detach(|| RustSession::join(&options, &elastic));
+        let mut session = joined.map_err(|error| exception(py, &error))?;
+        session.interrupted_by(interrupted);
+        Ok(Self {
+            process: std::process::id(),
+            seat: session.seat().0,
+            epoch: Mutex::default(),
+            live: Mutex::new(Some(Box::new(session))),
+            buffers: Mutex::default(),
+        })
+    }
+
+    /// The stable number of this process.
+    #[getter]
+    fn seat(&self) -> u32 {
+        self.seat
+    }
+
+    /// The next step. Every step before it is committed.
+    #[getter]
+    fn step(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |session| Ok(session.step()))
+    }
+
+    /// The number of the newest epoch that this process knows.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |session| Ok(session.epoch()))
+    }
+
+    /// Declares a state of ``count`` elements of a type of NumPy.
+    fn state(&self, py: Python<'_>, name: String, count: usize, dtype: &str) -> PyResult<SessionState> {
+        let Some(element) = ElementType::named(dtype) else {
+            return Err(argument(py, format!("{dtype:?} is no element type")));
+        };
+        let nbytes = count.checked_mul(element.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let Some(nbytes) = nbytes else { return Err(argument(py, "the shape is too large")) };
+        let (len, data_type) = (count * element.lanes(), element.data_type);
+        let elements = self.call(py, |session| declared(session, &name, len, data_type))?;
+        Ok(SessionState { elements, nbytes })
+    }
+
+    /// ``nbytes`` zeroed bytes that are registered for the groups of all epochs.
+    fn register(&self, py: Python<'_>, nbytes: usize) -> PyResult<Registered> {
+        let buffer = self.call(py, |session| session.buffer::<u8>(nbytes.max(1)))?;
+        let (registered, place) = Registered::of_session(buffer);
+        let mut buffers = lock(&self.buffers);
+        buffers.retain(|(.., memory)| memory.strong_count() > 0);
+        buffers.push(place.clone());
+        drop(buffers);
+        if let Some((_, group)) = &*lock(&self.epoch) {
+            group.get().inner().lend([place]);
+        }
+        Ok(registered)
+    }
+
+    /// Enters the newest epoch and begins the next step. Returns its number and the group.
+    fn next(&self, py: Python<'_>) -> PyResult<(u64, Py<Group>)> {
+        let (step, epoch, group) = self.between_steps(py, |session| {
+            let step = session.next()?;
+            Ok((step, session.attempted_epoch(), session.group()?.clone()))
+        })?;
+        let epoch = epoch.unwrap_or_default();
+        if let Some((known, group)) = &*lock(&self.epoch)
+            && *known == epoch
+            && !group.get().has_ended()
+        {
+            return Ok((step, group.clone_ref(py)));
+        }
+        self.end_epoch(py);
+        let group = Group::new(group);
+        group.inner().lend(lock(&self.buffers).iter().cloned());
+        let group = Py::new(py, group)?;
+        *lock(&self.epoch) = Some((epoch, group.clone_ref(py)));
+        Ok((step, group))
+    }
+
+    /// Says whether the step was done here, and waits for the verdict. Returns the change where the
+    /// step is repeated.
+    fn commit<'py>(&self, py: Python<'py>, done: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
+        // Of an exception of the program the session needs no text.
+        let outcome = if done { Ok(()) } else { Err(CollectiveError::Closed) };
+        match self.call(py, |session| session.commit(outcome))? {
+            Verdict::Committed => Ok(None),
+            Verdict::Retry(change) => change_of(py, &change).map(Some),
+        }
+    }
+
+    /// Compares the states of all members.
+    fn audit(&self, py: Python<'_>) -> PyResult<()> {
+        self.between_steps(py, RustSession::audit)
+    }
+
+    /// Leaves when this signal comes.
+    fn leave_on(&self, py: Python<'_>, signal: i32) -> PyResult<()> {
+        self.call(py, |session| session.leave_on(signal))
+    }
+
+    /// Leaves at the end of the step that is under way, or of the next one.
+    fn leave_after_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |session| {
+            session.leave_after_step();
+            Ok(())
+        })
+    }
+
+    /// Leaves the job between two steps. Does nothing when the session is over.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py, true)
+    }
+
+    /// Ends the session: to the others it is as the end of the process.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py, false)
+    }
+}
+
+#[pymethods]
+impl SessionState {
+    /// Where the elements are now.
+    fn memory(&self) -> StateMemory {
+        let address = lock(&self.elements).address().expose_provenance();
+        StateMemory { address, nbytes: self.nbytes, _keep: Arc::clone(&self.elements) }
+    }
+}
+
+#[pymethods]
+impl StateMemory {
+    /// Where the memory begins.
+    #[getter]
+    fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Length of the memory, in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", (self.nbytes,))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (self.address, false))?;
+        Ok(interface)
+    }
+}

@@ -1,0 +1,293 @@
+"""Sessions of real processes, of which some are killed, interrupted, told to leave, or come later."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import pleach
+
+#: Makes steps and says what became of each. Each member adds 1, so the state counts the steps.
+PROGRAM = """
+    import os, signal, sys
+    import numpy as np, pleach
+    with pleach.Session(1, 8, fabric="FABRIC", program="test", suspect_after=1.0) as session:
+        state = session.state("steps", (10, 100), "float64")
+        sums = session.buffer((4, 1000), "int64")
+        steps = 0
+        for attempt in session.steps(STEPS):
+            with attempt as group:
+                sums[:] = 1 << session.seat
+                assert group.all_reduce(sums) is sums
+                # All members have begun the step.
+                if (session.seat, attempt.step) == KILLED:
+                    print("killed", flush=True)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                mean = group.all_reduce(np.ones(3), "avg")
+                members = group.world_size
+            if attempt.verdict:
+                assert attempt.verdict.change is None
+                assert (sums == sums[0, 0]).all() and bin(sums[0, 0]).count("1") == members
+                state.array[:] += mean[0]
+                session.audit()
+            else:
+                change = attempt.verdict.change
+                print(dict(left=change.left, came=change.came, members=change.members), flush=True)
+                assert "go on with step" in str(change) and change.step == attempt.step == session.step
+            if attempt.step == 3 and attempt.verdict:
+                print("at 3", flush=True)
+        assert (state.array == STEPS).all(), state.array
+    assert (state.array == STEPS).all(), "its memory stays"
+    print("done", members, flush=True)
+"""
+
+
+def of(steps, killed=(None, None), fabric="shm"):
+    program = PROGRAM.replace("STEPS", str(steps)).replace("KILLED", repr(killed))
+    return program.replace("FABRIC", fabric)
+
+
+@pytest.mark.parametrize("fabric", ["shm", "tcp"])
+def test_the_others_go_on_when_a_member_is_killed(ranks, fabric):
+    job = ranks(3, of(20, (2, 6), fabric))
+    results = [job.finish(rank, timeout=60) for rank in range(3)]
+    assert results[2][0] == -signal.SIGKILL and "killed" in results[2][1], results
+    for status, out, error in results[:2]:
+        assert status == 0, results
+        lines = out.splitlines()
+        assert lines[-1] == "done 2", lines
+        retries = [eval(line) for line in lines if line.startswith("{")]
+        assert retries == [dict(left={2: "died"}, came=[], members=[0, 1])], lines
+
+
+def test_who_comes_later_has_the_state_and_costs_no_retry(ranks, tmp_path):
+    # The job goes on until the one that comes later has made steps too.
+    program = """
+        import os, sys
+        import numpy as np, pleach
+        is_late = len(sys.argv) > 1
+        session = pleach.Session(1, 4, program="late")
+        state, own, retries = session.state("sum", 100000, "float32"), 0, 0
+        enough = session.buffer(1, "int32")
+        while True:
+            def attempt(group, step):
+                enough[:] = own >= 5 and is_late
+                group.all_reduce(enough, "max")
+                return group.world_size
+            verdict = session.attempt(attempt)
+            if not verdict:
+                retries += 1
+                continue
+            if own == 0 and is_late:
+                assert (state.array == verdict.step).all() and verdict.step > 0, state.array
+            state.array[:] += 1
+            own += 1
+            session.audit()
+            if own == 5 and not is_late:
+                print("at 5", flush=True)
+            if enough[0]:
+                break
+        session.leave()
+        print("done", retries, float(state.array[-1]) == verdict.step + 1, flush=True)
+    """
+    job = ranks(2, program)
+    for rank in range(2):
+        assert job.line(rank) == "at 5"
+    variables = dict(
+        os.environ, PLEACH_RANK="2", PLEACH_WORLD_SIZE="3", PLEACH_RENDEZVOUS=f"file://{tmp_path / 'job0'}"
+    )
+    command = [sys.executable, "-u", "-c", textwrap.dedent(program), "late"]
+    late = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert late.stdout == "done 0 True\n", (late, [process.poll() for process in job.processes])
+    for rank in range(2):
+        assert job.finish(rank)[:2] == (0, "done 0 True\n")
+
+
+def test_a_step_that_raises_is_repeated_by_all_and_its_exception_is_the_cause(ranks):
+    program = """
+        import numpy as np, pleach
+        with pleach.Session(2, 2, program="test") as session:
+            raised, retries = 0, 0
+            def attempt(group, step):
+                global raised
+                if session.seat == 1 and (step == 1 and raised < 2 or step == 3):
+                    raised += 1
+                    raise ZeroDivisionError(f"at {step}")
+                group.all_reduce(np.ones(10))
+            try:
+                while session.step < 9:
+                    if not (verdict := session.attempt(attempt)):
+                        assert verdict.change.left == {} and verdict.change.members == [0, 1]
+                        retries += 1
+            except pleach.StepError as error:
+                assert isinstance(error, pleach.SessionError) and error.kind == "step"
+                print(session.step, retries, repr(error.__cause__), error)
+            session.leave()
+    """
+    job = ranks(2, program)
+    results = [job.finish(rank, timeout=60) for rank in range(2)]
+    assert [status for status, _, _ in results] == [0, 0], results
+    assert results[0][1].startswith("3 5 None step 3 failed 4 times in a row on another member"), results
+    assert results[1][1].startswith("3 5 ZeroDivisionError('at 3') step 3 failed 4 times in a row on this"), results
+
+
+@pytest.mark.parametrize("where", ["call", "commit", "next"])
+def test_ctrl_c_ends_a_call_that_waits_and_the_others_go_on(ranks, tmp_path, where):
+    program = """
+        import pathlib, time
+        import numpy as np, pleach
+        where, go_on = "WHERE", pathlib.Path("FOLDER/go-on")
+        try:
+            with pleach.Session(2 if where == "next" else 1, 2, program="test") as session:
+                seat = session.seat
+                assert session.attempt(lambda group, step: group.barrier())
+                if seat == 0 and where == "next":
+                    session.leave()
+                    raise SystemExit
+                if seat == 1:
+                    print("waits", flush=True)
+                for attempt in session.steps(5):
+                    with attempt as group:
+                        if seat == 1 and where == "call":
+                            group.all_reduce(np.ones(4))
+                        while seat == 0 and not go_on.exists():
+                            time.sleep(0.01)
+                        if seat == 0:
+                            total = group.all_reduce(np.ones(4))[0]
+                print("alone", total)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            try:
+                session.step
+            except pleach.ClosedError:
+                print("closed")
+    """
+    job = ranks(2, program.replace("WHERE", where).replace("FOLDER", str(tmp_path)))
+    assert job.line(1) == "waits"
+    job.processes[1].send_signal(signal.SIGINT)
+    assert job.line(1) == "interrupted"
+    (tmp_path / "go-on").touch()
+    assert job.finish(1)[:2] == (0, "closed\n")
+    assert job.finish(0)[:2] == (0, "" if where == "next" else "alone 1.0\n")
+
+
+def test_who_is_told_to_leave_leaves_at_the_end_of_a_step(ranks):
+    program = """
+        import os, signal
+        import numpy as np, pleach
+        retries, seat = 0, None
+        try:
+            with pleach.Session(1, 3, program="test") as session:
+                seat = session.seat
+                session.leave_on(signal.SIGTERM)
+                for attempt in session.steps(30):
+                    with attempt as group:
+                        group.all_reduce(np.ones(4))
+                    retries += not attempt.verdict
+                    if seat == 1 and attempt.step == 5:
+                        os.kill(os.getpid(), signal.SIGTERM)
+        except pleach.LeftError:
+            assert seat == 1
+            print("left")
+        else:
+            assert seat != 1
+            print("done", retries, group.world_size)
+    """
+    job = ranks(3, program)
+    results = [job.finish(rank, timeout=60) for rank in range(3)]
+    assert [(status, out) for status, out, _ in results] == [
+        (0, "done 0 2\n"),
+        (0, "left\n"),
+        (0, "done 0 2\n"),
+    ], results
+
+
+def test_a_state_that_differs_is_named(ranks):
+    program = """
+        import numpy as np, pleach
+        session = pleach.Session(3, 3, program="test")
+        state = session.state("x", 4, "bfloat16" if False else "int16")
+        assert session.attempt(lambda group, step: group.barrier())
+        state.array[:] = 7 + (session.seat == 1)
+        try:
+            session.audit()
+        except pleach.DivergedError as error:
+            print(error.seats, "'x'" in str(error) or "x" in str(error))
+        session.leave()
+    """
+    job = ranks(3, program)
+    results = [job.finish(rank, timeout=60) for rank in range(3)]
+    assert all((status, out) == (0, "[1] True\n") for status, out, _ in results), results
+
+
+def test_memory_stays_as_long_as_arrays_over_it():
+    session = pleach.Session(1, 1)
+    state, buffer = session.state("x", (3, 4), "complex64"), session.buffer(1 << 18, "float32")
+    x = state.array
+    assert x.shape == (3, 4) and x.dtype == np.complex64 and not x.any()
+    buffer[:] = 5
+    with next(session.steps(1)) as group:
+        group.all_reduce(buffer[100:])
+        assert group.all_reduce(x) is x
+    session.leave()
+    with pytest.raises(pleach.ClosedError):
+        group.barrier()
+    with pytest.raises(pleach.ClosedError, match="session is over"):
+        session.step
+    session.leave()
+    del session, state, group
+    gc.collect()
+    x += 1
+    buffer += 1
+    assert (x == 1).all() and (buffer == 6).all()
+
+
+def test_mistakes_are_named():
+    for arguments, text in [
+        (dict(fewest=0), "0 to 64 members"),
+        (dict(fewest=3, most=2), "3 to 2 members"),
+        (dict(fewest=2), "joined by 1"),
+        (dict(fabric="pigeon"), "pigeon"),
+        (dict(suspect_after=-1), "timeout is -1"),
+    ]:
+        with pytest.raises(pleach.ArgumentError, match=text):
+            pleach.Session(**arguments)
+    with pleach.Session() as session:
+        state = session.state("x", 3, "int32")
+        for call, text in [
+            (lambda: session.state("x", 3, "int32"), "a state 'x' already"),
+            (lambda: session.leave_on(signal.SIGKILL), "signal 9"),
+            (lambda: session._native.commit(True), "no step has begun"),
+            (lambda: [attempt for attempt in session.steps(2)], "with attempt as group"),
+        ]:
+            with pytest.raises(pleach.ArgumentError, match=text):
+                call()
+        step, group = session._native.next()
+        for call in (session._native.next, session.audit):
+            with pytest.raises(pleach.ArgumentError, match="a step has begun"):
+                call()
+        assert session._native.commit(True) is None and session.step == 1
+        assert str(state.array.dtype) == "int32"
+    with pytest.raises(pleach.ClosedError, match="session is over"):
+        session.epoch
+
+
+def test_a_forked_child_has_no_session():
+    with pleach.Session() as session:
+        state = session.state("x", 3)
+        child = os.fork()
+        if child == 0:
+            try:
+                session.step
+            except pleach.ForkedError:
+                del session, state
+                gc.collect()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert session.attempt(lambda group, step: group.barrier())
