@@ -7,7 +7,6 @@ the package. This module stands outside the package: importing it imports nothin
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 
@@ -19,13 +18,16 @@ def register() -> None:
         return
     import torch.distributed.distributed_c10d as c10d
 
-    dist.Backend.register_backend("pleach", _create, devices=["cpu"])
+    dist.Backend.register_backend("pleach", _create, extended_api=True, devices=["cpu"])
     # torch's flight recorder looks into the C++ backend of a group, and a group in Python has none.
     recorders: set[str] = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recorders.add("pleach")
 
 
-def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _create(options: Any, _backend_options: Any = None) -> Any:
     from pleach.torch import PleachProcessGroup
 
-    return PleachProcessGroup.create(store, rank, size, timeout)
+    is_reconfigured = getattr(options, "enable_reconfigure", False)
+    return PleachProcessGroup.create(
+        options.store, options.group_rank, options.group_size, options.timeout, is_reconfigured
+    )

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ._buffers import allocate
 from ._comm import Call, Comm
 from ._errors import PleachError, PleachTimeout, PleachUnsupported
+from ._meeting import Meeting
 from ._messages import Messages
 from ._tensors import (
     DATA_TYPES,
@@ -53,9 +54,13 @@ class PleachProcessGroup(dist.ProcessGroup):
     A call raises ValueError or PleachUnsupported for arguments that cannot be right, before anything
     is sent, and PleachError after ``abort`` and ``shutdown``. Its Work raises PleachError if the call
     failed, PleachTimeout if a deadline passed. The first failure ends the group on all ranks.
+
+    With ``init_process_group("pleach", enable_reconfigure=True)`` the group has no members until
+    ``torch.distributed._reconfigure`` gives it some, and is given others by further calls of it, also after
+    a failure.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, is_reconfigured: bool = False) -> None:
         super().__init__(rank, size)
         self._store = store
         self._rank = rank
@@ -64,17 +69,28 @@ class PleachProcessGroup(dist.ProcessGroup):
         self._closed: str | None = None
         self._name = ""
         self._description = "undefined"
+        self._process = os.getpid()
+        self._meeting = Meeting() if is_reconfigured else None
+        if is_reconfigured:
+            self._closed = "without members"
+        else:
+            self._open(seconds(timeout))
+
+    def _open(self, limit_s: float | None) -> None:
+        """Meets the ranks in the store."""
+        self._comm = Comm(self._store, self._rank, self._size, limit_s)
         self._lane = Lane("pleach-torch")
+        self._messages = Messages(self._comm, self._rank, self._size)
         self._barriers = 0
         self._barrier_keys: list[str] = []
-        self._process = os.getpid()
-        self._comm = Comm(store, rank, size, seconds(timeout))
-        self._messages = Messages(self._comm, rank, size)
+        self._closed = None
 
     @classmethod
-    def create(cls, store: Any, rank: int, size: int, timeout: timedelta) -> PleachProcessGroup:
+    def create(
+        cls, store: Any, rank: int, size: int, timeout: timedelta, is_reconfigured: bool = False
+    ) -> PleachProcessGroup:
         """Makes a group of the ranks that meet in the store. Raises PleachError if they do not meet."""
-        return cls(store, rank, size, timeout)
+        return cls(store, rank, size, timeout, is_reconfigured)
 
     # ---- What the group is
 
@@ -116,6 +132,10 @@ class PleachProcessGroup(dist.ProcessGroup):
     def size(self) -> int:
         """Returns the number of ranks."""
         return self._size
+
+    # C++ code asks these, and has the numbers of the beginning itself.
+    getRank = rank
+    getSize = size
 
     def get_group_store(self) -> Any:
         """Returns the store in which the ranks met."""
@@ -175,6 +195,45 @@ class PleachProcessGroup(dist.ProcessGroup):
         if hasattr(self, "_messages"):
             self.shutdown()
 
+    # ---- Other members
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the group was made for :meth:`reconfigure`."""
+        return self._meeting is not None
+
+    def get_reconfigure_handle(self) -> str:
+        """Returns what the other members need to meet this process."""
+        return self._reconfigured().handle
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Ends the group with the members that it has, and makes it of the processes of these handles.
+
+        All of them call it. It returns when they have met. Raises ValueError for members that cannot be,
+        PleachError if they do not meet; then the group has no members.
+        """
+        meeting = self._reconfigured()
+        members, rank = meeting.ranked(opts.uuid, opts.handles)
+        limit = opts.timeout or self._timeout
+        if self._closed is None:
+            # Calls under way end here, and on members that have not come so far.
+            self._stop("without members")
+            self._comm.abort()
+            self._lane.join()
+            self._messages.join()
+            self._comm.close()
+        self._store = meeting.store(opts.uuid, members, rank, limit)
+        self._rank, self._size = rank, len(members)
+        self._open(seconds(limit))
+        return Work([], is_ended=True)
+
+    def _reconfigured(self) -> Meeting:
+        if self._process != os.getpid():
+            self._expect_open()
+        if self._meeting is None:
+            raise PleachUnsupported("the group was made with its members; call init_process_group(enable_reconfigure=True)")
+        return self._meeting
+
     # ---- From a call to a job
 
     def _expect_open(self) -> None:
@@ -183,7 +242,8 @@ class PleachProcessGroup(dist.ProcessGroup):
                 f"the group belongs to process {self._process}; a forked child must call init_process_group itself"
             )
         if self._closed is not None:
-            raise PleachError(f"the group is {self._closed}; call init_process_group or new_group again")
+            remedy = "init_process_group or new_group again" if self._meeting is None else "torch.distributed._reconfigure"
+            raise PleachError(f"the group is {self._closed}; call {remedy}")
 
     def _give(self, job: Job, result: list[torch.Tensor], opts: Any = None, timeout: timedelta | None = None) -> Work:
         self._expect_open()

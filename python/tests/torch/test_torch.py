@@ -126,6 +126,11 @@ def test_a_rank_that_is_stopped_in_the_backward_pass_is_named_at_the_deadline():
         assert last_json(output)["at"] - stopped_at > LIMIT_OF_STOP_S - 1
 
 
+def test_a_group_gets_other_members_when_one_is_killed_and_when_one_comes():
+    outputs = finish(start("reconfigure.py", 4), killed=[2])
+    assert [output for rank, output in enumerate(outputs) if rank != 2] == ["done\n"] * 3
+
+
 def test_an_interpreter_ends_with_work_under_way():
     script = """
 import os, sys, torch, torch.distributed as dist
