@@ -108,7 +108,7 @@ fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
     let text = match error {
         // What the program's own step has raised is the cause of the exception.
         SessionError::Step { step, times, own: Some(CollectiveError::Closed) } => {
-            format!("step {step} failed {times} times in a row on this member")
+            format!("step {step} failed {times} times in a row")
         }
         error => error.to_string().replace("Session::", "Session."),
     };
