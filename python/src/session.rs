@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pleach_collectives::session::{Change, Reason, State as RustState};
 use pleach_collectives::{
-    CollectiveError, DataType, Element, Elastic, F8E4M3, F8E5M2, Session as RustSession, SessionError,
+    CollectiveError, DataType, Elastic, Element, F8E4M3, F8E5M2, Session as RustSession, SessionError,
     Verdict, bf16, f16,
 };
 use pleach_transport::mutex::lock;
