@@ -207,6 +207,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "one range was read")]
     fn rows_that_have_not_changed_are_not_read() {
         const ROW: usize = 400;
         let (mut stamps, mut copy) = (Stamps::default(), PeerCopy::default());
