@@ -130,6 +130,10 @@ fn faults_that_cannot_be_are_refused() {
         (&["train", "--chaos"], "--elastic"),
         (&["train", "--elastic", "--chaos=explode"], "there are kill stop"),
         (&["train", "--elastic", "--chaos=kill,slow"], "there is no slow yet"),
+        (
+            &["train", "--elastic", "--scheme", "local-sgd", "--chaos=kill,join"],
+            "no rank joins by local-sgd: each has steps of its own",
+        ),
         (&["train", "--exact"], "--elastic"),
         (&["train", "--elastic", "--exact", "--scheme", "sync"], "--scheme"),
         (&["run", "-n", "4", "--elastic=8:2", "--", "true"], limits),
@@ -139,8 +143,11 @@ fn faults_that_cannot_be_are_refused() {
         (&["train", "--elastic", "--scheme", "sync", "--scheme", "bsp"], "give one --scheme"),
         (
             &["train", "--elastic", "--scheme", "easgd"],
-            "easgd does not train in a session: each rank has a shard",
+            "easgd does not train in a session: each rank has a shard of the centre that no other rank has; train by \
+             mode=sync there",
         ),
+        (&["train", "--elastic", "--scheme", "ssp"], "train by local-sgd:every=1 there"),
+        (&["train", "--elastic", "--scheme", "easgd:mode=sync,moving=1.5"], "give moving at most 1"),
         (&["train", "--elastic", "--scheme", "hybrid"], "hybrid does not train in a session"),
         (&["train", "--elastic", "--simulate", "4", "--scheme", "sync"], "--simulate"),
         (&["train", "--elastic", "--scheme", "sync", "--checkpoint", "x"], "--checkpoint"),
@@ -225,6 +232,41 @@ fn no_step_is_lost_or_applied_twice_while_ranks_are_killed_and_stopped() {
         assert_eq!(faults, ["\"kill\"", "\"stop\""], "{lines:?}");
         expect_trained(&lines, "2");
         assert_eq!(field(lines[2], "epochs"), "3", "{lines:?}");
+    }
+}
+
+#[test]
+fn schemes_whose_ranks_make_steps_by_themselves_go_on_without_a_rank() {
+    for (fabric, scheme, faults) in [
+        ("shm", "local-sgd", &["kill", "stop"][..]),
+        ("tcp", "local-sgd:every=4", &["leave"]),
+        ("tcp", "diloco:every=10,outer-momentum=0.5", &["kill"]),
+        ("tcp", "easgd:mode=sync,every=4", &["kill"]),
+        ("shm", "bidmach", &["kill"]),
+        ("tcp", "bidmach:every=2,dimensions=1", &["kill"]),
+        ("shm", "elastic-bsp:lookahead=8", &["kill"]),
+    ] {
+        let left = 4 - faults.len();
+        let (limits, chaos) = (format!("--elastic={left}:4"), format!("--chaos={}", faults.join(",")));
+        // A rank of four is struck every 2 s.
+        let pace = format!("{}ms", 12 * faults.len());
+        let chaos = ["train", &limits, &chaos, "--fabric", fabric, "--scheme", scheme];
+        let output = run(&[&chaos[..], &["--epochs", "12", "--pace", &pace, "--json"]].concat());
+        assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        let (last, struck) = lines.split_last().expect("results");
+        let struck: Vec<&str> = struck.iter().map(|line| field(line, "fault").trim_matches('"')).collect();
+        assert_eq!(struck, faults, "{scheme}: {lines:?}");
+        assert!(number(last, "test_accuracy") >= 0.95, "{scheme}: {last}");
+        assert_eq!(number(last, "ranks") as usize, left, "{scheme}: {last}");
+        assert_eq!(number(last, "epochs") as usize, 1 + faults.len(), "{scheme}: {last}");
+        // Of 12 passes over 1,437 images in batches of 4 times 16; none is made twice.
+        assert_eq!((field(last, "steps"), field(last, "retried")), ("270", "0"), "{scheme}: {last}");
+        assert_eq!(
+            (field(last, "parameters_equal"), field(last, "matches_one_rank")),
+            ("true", "null"),
+            "{scheme}: {last}"
+        );
     }
 }
 

@@ -370,11 +370,18 @@ fn the_schemes_are_printed_with_their_places_in_the_taxonomy() {
     let of = |name: &str| lines.iter().find(|line| field(line, "scheme") == format!("\"{name}\""));
     let bounded = of("dssp").expect("is one");
     assert_eq!((field(bounded, "timing"), field(bounded, "exchange")), ("\"bounded\"", "\"tables\""));
+    let going_on = |line: &&&str| field(line, "goes_on_without_a_rank") == "true";
+    assert_eq!(lines.iter().filter(going_on).count(), 5);
     let output = train(&["--schemes"]);
     let printed = text(&output.stdout);
-    for part in
-        ["parallelism", "decentralized", "bap:distance=32: no update", "eager:activation=majority,late=carry"]
-    {
+    for part in [
+        "parallelism",
+        "decentralized",
+        "bap:distance=32: no update",
+        "eager:activation=majority,late=carry",
+        "local-sgd goes on without a rank, with which this ends: the steps",
+        "easgd does not train in a session, mode=sync does: each rank has a shard",
+    ] {
         assert!(printed.contains(part), "no '{part}' in\n{printed}");
     }
 }

@@ -430,6 +430,18 @@ impl Interpreter {
         self.next_step
     }
 
+    /// The first step whose gradient is not computed to its end.
+    #[must_use]
+    pub fn unfinished_step(&self) -> u64 {
+        self.next_step - u64::from(self.ledger.has_computing())
+    }
+
+    /// Whether the policy was told that there are no more steps.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
     /// How old parameters were.
     #[must_use]
     pub fn staleness(&self) -> Staleness {

@@ -95,16 +95,18 @@ pub enum Event {
     /// The training goes on after [`Event::Pause`], perhaps in another process, where nothing is
     /// published. The policy asks for the step again.
     Resume,
-    /// All members of the session are done with what [`Action::Commit`] asked about: it counts, on
+    /// All members of the session are done with what [`Action::Commit`] asked about: it counts on
     /// all of them. None but a training in a session is told so.
     Committed,
-    /// The members of the session have changed, or could not end a step. What was under way is over
-    /// without a result, and no member has applied anything of the step that comes next. The policy
-    /// asks for it again. None but a training in a session is told so.
+    /// The members of the session have changed, or could not end a step or an exchange. What was
+    /// under way is over without a result, and no member has applied anything of it. The policy
+    /// asks for it again. It is the first event of a training in a session, and none but such a
+    /// training is told so.
     Membership {
         /// The number of members.
         ranks: u32,
-        /// The step that comes next.
+        /// The step that comes next: the first one that is not computed to its end, or, where each
+        /// step is one of the session, that of the session.
         step: u64,
     },
     /// The last step was the one before: what was asked for by [`Action::Compute`] is not computed.
@@ -257,11 +259,11 @@ pub enum Action {
         /// The word.
         word: u64,
     },
-    /// Asks whether all members of the session are done with a step, before any of it is applied.
-    /// Nothing is under way then but sums. The answer is [`Event::Committed`] or
-    /// [`Event::Membership`].
+    /// Asks whether all members of the session are done with a step, or with an exchange, before
+    /// any of it is applied. All members ask the same questions in the same order. The answer is
+    /// [`Event::Committed`] or [`Event::Membership`].
     Commit {
-        /// The step.
+        /// The number of the step or exchange, from 0.
         step: u64,
     },
     /// Says that this rank waits for a word or a write, if nothing else is under way. It holds
@@ -359,7 +361,7 @@ pub enum Vector {
     Centre,
     /// What was read, or has come, from peers.
     Fetched,
-    /// This rank's part of a sum over all ranks.
+    /// This rank's part of a sum over all ranks; in a session, what is exchanged.
     Sum,
     /// What encoding has lost of this rank's elements, and sends the next time.
     Residual,

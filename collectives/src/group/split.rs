@@ -61,8 +61,12 @@ pub enum SplitError {
     /// Ranks are not the points of such a grid.
     #[error(transparent)]
     Space(#[from] SpaceError),
-    /// A group over a device of the caller's has no place where its ranks could meet again.
-    #[error("the group was made over a device of the caller's, so its ranks cannot meet again; join it")]
+    /// A group over a device of the caller's has no place where its ranks could meet again, nor has
+    /// the group of an epoch of a session.
+    #[error(
+        "the ranks of this group cannot meet again, as it was made over a device of the caller's or for an epoch of a \
+         session; take one that was joined"
+    )]
     NoStore,
 }
 

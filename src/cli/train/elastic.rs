@@ -1,9 +1,10 @@
 //! `pleach train --elastic`: ranks that may end or stop while the others train on, and others that
 //! may join.
 //!
-//! The ranks are members of a session. A step has the images of one batch, whoever shares it: so
-//! the parameters at the end are those of one rank that was never disturbed, up to rounding, if
-//! no step was lost or applied twice; with `--exact` ([`exact`]) they are its bits. Outside of a
+//! The ranks are members of a session. By the scheme `sync` a step has the images of one batch,
+//! whoever shares it: so the parameters at the end are those of one rank that was never disturbed,
+//! up to rounding, if no step was lost or applied twice; with `--exact` ([`exact`]) they are its
+//! bits. By other schemes each seat has batches of its own, and no process joins. Outside of a
 //! launcher this process starts the ranks, passes on what they print, and with `--chaos` kills and
 //! stops some of them, and lets some join and leave ([`Strikes`]).
 
@@ -21,7 +22,6 @@ use pleach_vocabulary::random::Random;
 use serde_json::json;
 
 use super::learner::DigitReader;
-use super::network::{LEARNING_RATE, MOMENTUM};
 use super::{Arguments, BATCH, ROUNDING, SEED, Shard, Verdict, difference, exact, steps, train_alone};
 use crate::cli::CommandError;
 use crate::cli::bounds::Bounds;
@@ -35,6 +35,9 @@ use crate::cli::strikes::{Look, Strike, Strikes};
 
 /// The numbers of ranks where none are given.
 const USUAL: &str = "2:6";
+
+/// The faults where none are named; without a join, if no process may join.
+const USUAL_FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave];
 
 /// Time between two faults.
 const EVERY: Duration = Duration::from_secs(2);
@@ -55,8 +58,8 @@ const MARK: &str = "@epoch ";
 /// Options of trainings whose ranks may end.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ElasticArguments {
-    /// Train in a session by the scheme sync: ranks may end, stop, join and leave, and MIN or more
-    /// of at most MAX go on [default: 2:6]
+    /// Train in a session, by the scheme sync if none is given: ranks may end, stop, join (by sync
+    /// alone) and leave, and MIN or more of at most MAX go on [default: 2:6]
     #[arg(
         long,
         value_name = "MIN:MAX",
@@ -66,18 +69,17 @@ pub(crate) struct ElasticArguments {
         conflicts_with_all = ["partial", "simulate", "replay", "checkpoint", "resume", "log", "record", "steps", "batch", "learning_rates", "momentum", "seed", "skew"],
     )]
     elastic: Option<Bounds>,
-    /// Every 2 s a fault, where MIN and MAX allow it: kill, stop, join and leave in turn, or those
-    /// of a LIST
+    /// Every 2 s a fault, where MIN and MAX allow it: kill, stop, join (by sync alone) and leave in
+    /// turn, or those of a LIST
     #[arg(
         long,
         value_name = "LIST",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "kill,stop,join,leave",
         value_delimiter = ',',
         requires = "elastic",
     )]
-    chaos: Vec<Fault>,
+    chaos: Option<Vec<Fault>>,
     /// Add gradients up without rounding: the parameters are the very bits of one undisturbed rank
     #[arg(long, requires = "elastic", conflicts_with = super::BY_SCHEME)]
     exact: bool,
@@ -113,10 +115,11 @@ pub(crate) fn run(
         _ => return Err(CommandError::typed("several schemes: --elastic trains once; give one --scheme")),
     };
     let layout = Layout::of(&arguments.model.network(&data.train).lengths());
-    scheme.plan_in_session(&layout, 1).map_err(CommandError::typed)?;
+    scheme.plan_in_session(&layout, 0, 1).map_err(CommandError::typed)?;
     let ElasticArguments { chaos, member, .. } = &arguments.elastic;
+    let faults = faults(chaos.as_deref(), &scheme)?;
     if is_one_of_several(&arguments.world)? {
-        if !chaos.is_empty() {
+        if chaos.is_some() {
             return Err(CommandError::typed(
                 "no chaos here: --chaos strikes ranks that this command has started; leave --chaos or the launcher away",
             ));
@@ -133,7 +136,7 @@ pub(crate) fn run(
     if ranks == 1 {
         return Err(CommandError::typed("one rank alone is in no session: give --ranks 2 or more"));
     }
-    launch(arguments, bounds, ranks)
+    launch(arguments, bounds, ranks, faults)
 }
 
 /// One rank.
@@ -145,6 +148,7 @@ fn train(
     tells: bool,
 ) -> Result<(), CommandError> {
     let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, 1, None)? else { return Ok(()) };
+    let ranks = world.world_size;
     let mut options = Options::from_env_in(world);
     options.fabric = arguments.fabric;
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
@@ -158,10 +162,16 @@ fn train(
     let adds = if is_exact { "exactly" } else { "by rounding" };
     elastic.program =
         format!("pleach train: {scheme}, {adds}, of {model}, {epochs} passes over the data of hash {hash:x}");
+    let optimizer = arguments.training.optimizer(scheme, ranks)?;
     let session = Session::join(&options, &elastic).map_err(CommandError::failed)?;
     let pace = arguments.elastic.pace.unwrap_or_default();
-    let training =
-        Training { arguments, digits: &data.train, steps: steps(&data.train, epochs), pace, tells };
+    let (digits, is_one_batch) = (&data.train, is_one_batch(scheme));
+    let steps = if is_one_batch {
+        steps(digits, epochs)
+    } else {
+        arguments.training.steps(epochs, digits.len(), ranks)
+    };
+    let training = Training { arguments, digits, steps, is_one_batch, optimizer, pace, tells };
     let ended = if is_exact { exact::train(&training, session) } else { training.by(scheme, session) };
     let trained = match ended.map_err(CommandError::failed)? {
         Some(trained) if trained.rank == 0 => trained,
@@ -169,20 +179,42 @@ fn train(
     };
     let difference = if is_exact {
         let alone = exact::alone(&training).map_err(CommandError::failed)?;
-        exact::difference(&trained.parameters, &alone)
+        Some(exact::difference(&trained.parameters, &alone))
+    } else if is_one_batch {
+        let alone = train_alone(model, digits, epochs);
+        Some(difference(&trained.parameters, alone.network.parameters()))
     } else {
-        let alone = train_alone(model, &data.train, epochs);
-        difference(&trained.parameters, alone.network.parameters())
+        None
     };
     let verdict = Verdict {
         accuracy: reader.reading(&trained.parameters, &data.test).accuracy,
         examined: data.test.len(),
         parameters_equal: trained.parameters_equal,
-        difference,
+        difference: difference.unwrap_or_default(),
         rounding: if is_exact { 0.0 } else { ROUNDING },
     };
-    report(arguments, &trained, training.steps, &verdict)?;
+    report(arguments, &trained, training.steps, &verdict, difference.map(|_| verdict.matches_one_rank()))?;
     verdict.check()
+}
+
+/// Whether members share the images of one batch in each step. Else each has something of its own,
+/// which nobody hands to a process that joins.
+fn is_one_batch(scheme: &Scheme) -> bool {
+    matches!(scheme, Scheme::Sync { .. })
+}
+
+/// The faults that were asked for: those that are usual by this scheme, where none were named.
+fn faults(chaos: Option<&[Fault]>, scheme: &Scheme) -> Result<Vec<Fault>, CommandError> {
+    let may_join = |fault: &Fault| *fault != Fault::Join || is_one_batch(scheme);
+    match chaos {
+        None => Ok(Vec::new()),
+        Some([]) => Ok(USUAL_FAULTS.into_iter().filter(may_join).collect()),
+        Some(named) if named.iter().all(may_join) => Ok(named.to_vec()),
+        Some(_) => Err(CommandError::typed(format!(
+            "no rank joins by {scheme}: each has steps of its own, and nobody hands over what one needs to go on; \
+             leave join out of --chaos, or train by sync"
+        ))),
+    }
 }
 
 /// What a rank trains.
@@ -191,6 +223,10 @@ pub(crate) struct Training<'a> {
     arguments: &'a Arguments,
     digits: &'a Digits,
     steps: u64,
+    /// Whether members share the images of one batch in each step.
+    is_one_batch: bool,
+    /// The learning rate and the momentum.
+    optimizer: (f32, f32),
     /// How long a step takes at least.
     pace: Duration,
     /// Whether the launcher is told of epochs.
@@ -250,18 +286,28 @@ impl<'a> Training<'a> {
         session.leave_on(signal_hook::consts::SIGTERM)?;
         let reader = DigitReader::new(self.digits, &self.arguments.model, &self.arguments.training);
         let layout = reader.layout();
-        let mut velocity = session.state::<f32>("velocity", layout.parameters())?;
+        // Who makes steps by itself has an optimizer of its own.
+        let mut kept = if self.is_one_batch {
+            Some(session.state::<f32>("velocity", layout.parameters())?)
+        } else {
+            None
+        };
         let mut trainer = Trainer::in_session(session, scheme, &layout, self.steps)?
             .checked()
             .comparing("the hash of the data", reader.hash());
-        let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, MOMENTUM);
-        sgd.velocity_mut().copy_from_slice(&velocity);
+        let (learning_rate, momentum) = self.optimizer;
+        let mut sgd = Sgd::new(layout.parameters(), learning_rate, momentum);
+        if let Some(kept) = &kept {
+            sgd.velocity_mut().copy_from_slice(kept);
+        }
         let mut course = Course::new(self, trainer.session().map_or(0, |session| session.seat().0));
         let mut stepped = |parameters: &mut [f32], gradient: &[f32]| {
             sgd.step(parameters, gradient);
-            velocity.update(|kept| kept.copy_from_slice(sgd.velocity()));
+            if let Some(kept) = &mut kept {
+                kept.update(|kept| kept.copy_from_slice(sgd.velocity()));
+            }
         };
-        let made = self.make_steps(&mut trainer, &mut stepped, &mut course);
+        let made = self.make_steps(&mut trainer, &reader, &mut stepped, &mut course);
         let ended = match made {
             Ok(()) => trainer.end(),
             Err(error) => Err((error, Box::new(trainer))),
@@ -281,6 +327,7 @@ impl<'a> Training<'a> {
     fn make_steps(
         &self,
         trainer: &mut Trainer,
+        reader: &DigitReader<'_>,
         stepped: &mut dyn FnMut(&mut [f32], &[f32]),
         course: &mut Course<'_>,
     ) -> Result<(), TrainError> {
@@ -292,12 +339,16 @@ impl<'a> Training<'a> {
             course.attempts(number, step.session().and_then(Session::attempted_epoch), ranks);
             let begun = clock::now();
             let (parameters, gradient) = step.vectors()?;
-            let shard = Shard { rank: rank as usize, ranks: ranks as usize };
-            let batch = batches.of(number);
-            let scale = shard.ranks as f32 / batch.len() as f32;
-            let mine = batch.iter().copied().skip(shard.rank).step_by(shard.ranks);
-            let mut samples = mine.map(|image| self.digits.sample(image));
-            let loss = network.gradient(parameters, &mut samples, scale, gradient);
+            let loss = if self.is_one_batch {
+                let shard = Shard { rank: rank as usize, ranks: ranks as usize };
+                let batch = batches.of(number);
+                let scale = shard.ranks as f32 / batch.len() as f32;
+                let mine = batch.iter().copied().skip(shard.rank).step_by(shard.ranks);
+                let mut samples = mine.map(|image| self.digits.sample(image));
+                network.gradient(parameters, &mut samples, scale, gradient)
+            } else {
+                reader.gradient(course.seat, number, parameters, gradient)
+            };
             self.rest_of_step(begun);
             step.update(&mut *stepped, loss)?;
         }
@@ -385,6 +436,7 @@ fn report(
     trained: &Trained,
     steps: u64,
     verdict: &Verdict,
+    matches: Option<bool>,
 ) -> Result<(), CommandError> {
     let Trained { ranks, repeated, epochs, .. } = trained;
     let Verdict { accuracy, examined, parameters_equal, difference, .. } = verdict;
@@ -396,28 +448,29 @@ fn report(
             "epochs": epochs,
             "test_accuracy": rounded(*accuracy, 4),
             "parameters_equal": parameters_equal,
-            "matches_one_rank": verdict.matches_one_rank(),
+            "matches_one_rank": matches,
             "exact": arguments.elastic.exact,
         });
         return print_json("results", &row);
     }
-    let [equal, matches] =
-        [*parameters_equal, verdict.matches_one_rank()].map(|holds| if holds { "yes" } else { "NO" });
+    let in_words = |holds| if holds { "yes" } else { "NO" };
     let how = if arguments.elastic.exact { "bit for bit" } else { "up to rounding" };
     let mut out = String::new();
     put!(
         out,
         "{ranks} ranks at the end, and {epochs} epochs; {steps} steps, of which rank 0 has computed {repeated} again"
     );
-    put!(out, "all ranks have the same parameters, bit for bit: {equal}");
-    put!(out, "they are those of one rank {how}: {matches} (largest difference {difference:.1e})");
+    put!(out, "all ranks have the same parameters, bit for bit: {}", in_words(*parameters_equal));
+    if let Some(matches) = matches {
+        let matches = in_words(matches);
+        put!(out, "they are those of one rank {how}: {matches} (largest difference {difference:.1e})");
+    }
     put!(out, "test accuracy {accuracy:.4} on {examined} images never seen before");
     print("results", &out)
 }
 
 /// Starts the ranks, strikes some, and stays until the last has ended.
-fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32) -> Result<(), CommandError> {
-    let faults = &arguments.elastic.chaos;
+fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32, faults: Vec<Fault>) -> Result<(), CommandError> {
     let is_chaos = |argument: &OsString| {
         argument.to_str().is_some_and(|text| text == "--chaos" || text.starts_with("--chaos="))
     };
@@ -428,7 +481,7 @@ fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32) -> Result<(), Comma
         command.push(format!("--pace={}ms", PACE.as_millis()).into());
     }
     let mut members = Members::start(ranks, &command)?;
-    let mut strikes = Strikes::new(ranks, bounds, faults.clone(), EVERY, SEED);
+    let mut strikes = Strikes::new(ranks, bounds, faults, EVERY, SEED);
     let mut failed = None;
     while strikes.has_ranks() {
         listen(&mut members, &mut strikes, &mut failed, clock::now() + LISTENING)?;
@@ -508,6 +561,19 @@ fn tell(strike: Strike, as_json: bool) -> Result<(), CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_join_by_sync_alone_where_no_fault_is_named_and_nowhere_else_unnoticed() {
+        let scheme = |text: &str| text.parse::<Scheme>().expect("is a scheme");
+        let [sync, local] = ["sync:bucket=16", "local-sgd"].map(scheme);
+        assert_eq!(faults(Some(&[]), &sync), Ok(USUAL_FAULTS.to_vec()));
+        assert_eq!(faults(Some(&[]), &local), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
+        let named = [Fault::Leave, Fault::Join];
+        assert_eq!(faults(Some(&named), &sync), Ok(named.to_vec()));
+        assert!(faults(Some(&named), &local).is_err());
+        assert_eq!(faults(Some(&named[..1]), &local), Ok(vec![Fault::Leave]));
+        assert_eq!(faults(None, &local), Ok(Vec::new()));
+    }
 
     #[test]
     fn batches_are_those_of_the_loop_without_a_session_also_when_a_step_is_repeated() {

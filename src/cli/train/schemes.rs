@@ -1,6 +1,7 @@
-//! `pleach train --schemes`: each scheme with its places in the taxonomy, and what it guarantees.
+//! `pleach train --schemes`: each scheme with its places in the taxonomy, what it guarantees, and
+//! what becomes of a training when a rank ends.
 
-use pleach_training::Scheme;
+use pleach_training::{AfterLoss, Scheme};
 use serde_json::json;
 
 use crate::cli::CommandError;
@@ -40,6 +41,16 @@ pub(crate) fn print_all(as_json: bool) -> Result<(), CommandError> {
     for scheme in Scheme::ALL {
         put!(out, "{}: {}", scheme.text_with_all_keys(), scheme.guarantee());
     }
+    for scheme in Scheme::ALL {
+        match scheme.after_loss() {
+            AfterLoss::GoesOn { lost } => {
+                put!(out, "{} goes on without a rank, with which this ends: {lost}", scheme.name());
+            }
+            AfterLoss::Refused { reason, instead } => {
+                put!(out, "{} does not train in a session, {instead} does: {reason}", scheme.name());
+            }
+        }
+    }
     print("schemes", &out)
 }
 
@@ -55,5 +66,6 @@ fn row(scheme: &Scheme) -> serde_json::Value {
         "rule": axes.rule.name(),
         "compression": axes.compression.name(),
         "guarantee": scheme.guarantee(),
+        "goes_on_without_a_rank": matches!(scheme.after_loss(), AfterLoss::GoesOn { .. }),
     })
 }

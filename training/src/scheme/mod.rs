@@ -14,7 +14,8 @@
 //!    the events and actions of [`policy`](crate::policy).
 //! 2. Here, add a variant with its parameters to [`Scheme`], and the variant to [`Scheme::ALL`],
 //!    [`Scheme::name`], [`Scheme::guarantee`] and [`Scheme::plan`]. Look also at
-//!    [`Scheme::keeps_checkpoints`] and [`Scheme::averages_gradients`].
+//!    [`Scheme::keeps_checkpoints`] and [`Scheme::averages_gradients`]. In `after_loss.rs` say what
+//!    becomes of a training when a rank ends.
 //! 3. In `text.rs`, add its keys, and how their values are printed and read.
 //! 4. In `axes.rs`, add its place in the taxonomy, and the scheme of that place.
 //! 5. Add its texts to the lists in `training/tests/schemes/`: `ALL` in `invariants.rs`, one of the
@@ -22,10 +23,12 @@
 //! 6. Add it to the tables of `docs/training.md`, to the help of `--scheme` in `src/cli/train.rs`
 //!    and, where users of torch need it, to `python/pleach/torch/_schemes.py`.
 
+mod after_loss;
 mod axes;
 mod bounded;
 mod eager;
 mod elastic;
+mod exchanges;
 mod finish;
 mod gossip;
 mod grid;
@@ -50,6 +53,7 @@ use crate::zipline::{Objective, Predictor};
 use bounded::{Bound, BoundedStaleness};
 use eager::Eager;
 use elastic::{LocalStep, ReplicatedCentre, Rule, SharedCentre};
+use exchanges::Exchanges;
 use gossip::{Peers, Pull, Push};
 use grid::Grid;
 use periodic::{Outer, Periodic};
@@ -57,6 +61,7 @@ use streaming::{Streaming, Streams};
 use superstep::Supersteps;
 use synchronous::Synchronous;
 
+pub use after_loss::AfterLoss;
 pub use axes::{Axes, Exchange, ExchangeRule, Parallelism, State, Timing};
 pub(crate) use planning::PIECE_BYTES;
 pub use text::SchemeTextError;
@@ -166,13 +171,15 @@ pub enum Refusal {
     /// What ranks know would end with a member of the session, or count twice in a step that is
     /// repeated.
     #[error(
-        "{scheme} does not train in a session: {reason}; train by sync there, or in a group of ranks that stay"
+        "{scheme} does not train in a session: {reason}; train by {instead} there, or in a group of ranks that stay"
     )]
     Members {
         /// The scheme.
         scheme: String,
         /// Why not.
         reason: &'static str,
+        /// A scheme that does.
+        instead: &'static str,
     },
     /// A butterfly needs a power of two.
     #[error(
@@ -503,7 +510,7 @@ impl Scheme {
                     vectors.extend([Vector::Anchor, Vector::Velocity]);
                 }
                 if mode == Mode::Sync {
-                    (Box::new(ReplicatedCentre::new(local, rate, ranks, every)), REPLICATED, None)
+                    (Box::new(ReplicatedCentre::new(local, moving, ranks, every)), REPLICATED, None)
                 } else {
                     let (plan, turns) = (window(Shares::Parts), mode == Mode::RoundRobin);
                     let policy = SharedCentre::new(local, Rule::Elastic(rate), every, plan, turns);
@@ -533,9 +540,7 @@ impl Scheme {
             }
             Self::Bidmach { every, rate, dimensions, threshold } => {
                 let grid = RankSpace::balanced(ranks, dimensions);
-                // The lines of neighbours first.
-                lines.extend((0..grid.extents().len()).rev().map(|dimension| {
-                    let ranks: Vec<Rank> = grid.line(rank, dimension).collect();
+                lines.extend(self.lines_of(rank, ranks).into_iter().map(|ranks| {
                     // The number that was written: five times the next f32 to 0.6 is above 3.
                     let share = threshold.to_string().parse().unwrap_or(f64::from(threshold));
                     let activation = Activation::laggard_resistant(share, ranks.len() as u32);
@@ -571,43 +576,37 @@ impl Scheme {
         }
     }
 
+    /// What becomes of a training when one of its ranks ends.
+    #[must_use]
+    pub fn after_loss(&self) -> AfterLoss {
+        AfterLoss::of(self)
+    }
+
     /// As [`Scheme::plan`], for a training in a session ([`Trainer::in_session`]), which begins
-    /// with so many members. Only synchronous SGD is one yet: all that its members know is equal,
-    /// so each of them may end.
+    /// with so many members, of which this is one. [`Scheme::after_loss`] says which schemes have
+    /// such a plan.
     ///
     /// [`Trainer::in_session`]: crate::Trainer::in_session
     ///
     /// # Errors
     ///
-    /// [`Refusal::Members`]: other schemes, with the reason.
-    pub fn plan_in_session(&self, layout: &Layout, ranks: u32) -> Result<Plan, Refusal> {
-        let reason = match self {
-            Self::Sync { compression: Compression::None, .. } => {
-                return Ok(self.synchronous(layout, ranks, false, true));
-            }
-            Self::Sync { .. } => {
-                "what encoding has lost of a gradient is sent in the next step, and would be sent twice in a step that \
-                 is repeated"
-            }
-            Self::Hybrid { .. } => "each rank of a group has a shard of the network that no other rank has",
-            Self::LocalSgd { .. } | Self::Diloco { .. } | Self::Gossip { .. } | Self::ElasticBsp { .. } => {
-                "each rank has parameters of its own between averages, which would end with the rank"
-            }
-            Self::Elastic { mode: Mode::Sync, .. } => {
-                "each rank has parameters of its own beside the centre, which would end with the rank"
-            }
-            Self::Elastic { .. }
-            | Self::Downpour { .. }
-            | Self::Ssp { .. }
-            | Self::Bsp
-            | Self::Dssp { .. }
-            | Self::Bap { .. }
-            | Self::Asp => "each rank has a shard of the centre that no other rank has",
-            Self::Eager { .. } | Self::Bidmach { .. } => {
-                "rounds carry contributions that no other rank has, and a round is not repeated"
-            }
-        };
-        Err(Refusal::Members { scheme: self.to_string(), reason })
+    /// [`Refusal::Members`]: other schemes, with the reason. [`Refusal::Unstable`], if it would
+    /// diverge on fewer members, down to one. Those of [`Scheme::plan`].
+    pub fn plan_in_session(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
+        after_loss::plan(self, layout, rank, ranks)
+    }
+
+    /// Whether each step is one of the session. Else its steps are the exchanges.
+    pub(crate) fn shares_steps(&self) -> bool {
+        matches!(self, Self::Sync { .. })
+    }
+
+    /// The ranks of each line of a rank, when there are so many ranks.
+    pub(crate) fn lines_of(&self, rank: Rank, ranks: u32) -> Vec<Vec<Rank>> {
+        let Self::Bidmach { dimensions, .. } = *self else { return Vec::new() };
+        let grid = RankSpace::balanced(ranks, dimensions);
+        // The lines of neighbours first.
+        (0..grid.extents().len()).rev().map(|dimension| grid.line(rank, dimension).collect()).collect()
     }
 
     /// The plan of [`Scheme::Sync`], which is the same on all ranks.

@@ -7,6 +7,9 @@
 //! one. The paper's ranks send each update to a server during a superstep; here ranks train by
 //! themselves until the barrier.
 //!
+//! In a session there are no words between ranks: predictions are added up, and each rank places
+//! the barrier as the others do.
+//!
 //! A rank that has made its last step comes to each barrier at once, until all have. It does so too
 //! before a checkpoint, after which the first superstep has one step again.
 //!
@@ -16,7 +19,7 @@
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
-use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
 use crate::scheme::finish::Word;
 use crate::shares::WindowPlan;
 use crate::state::State;
@@ -37,7 +40,10 @@ pub(crate) struct Supersteps {
     ids: OperationIds,
     /// Steps that are left until the barrier.
     left: u64,
-    is_averaging: bool,
+    /// Operations of the barrier that are under way.
+    under_way: u32,
+    /// Whether all ranks know by sums what each has predicted, and place the barrier alike.
+    by_sums: bool,
     /// The steps of the next superstep, once they are told.
     told: Option<Word>,
     /// Whether it makes no step, for ever or before a checkpoint.
@@ -73,7 +79,8 @@ impl Supersteps {
             next_step: 0,
             ids: OperationIds::default(),
             left: 1,
-            is_averaging: false,
+            under_way: 0,
+            by_sums: false,
             told: None,
             is_stopped: false,
             has_ended: false,
@@ -83,6 +90,18 @@ impl Supersteps {
             placer: Placer::default(),
             barrier: Barrier::default(),
         }
+    }
+
+    /// The same without words between ranks: predictions are added up, each at the place of its
+    /// rank. A rank that has ended has predicted nothing, as after its last step.
+    pub(crate) fn by_sums(
+        parameters: usize,
+        plan: WindowPlan,
+        lookahead: u32,
+        objective: Objective,
+        predictor: Predictor,
+    ) -> Self {
+        Self { by_sums: true, ..Self::new(parameters, plan, lookahead, objective, predictor) }
     }
 
     fn compute(&mut self, now: Nanos, actions: &mut Actions) {
@@ -108,21 +127,28 @@ impl Supersteps {
         const INTERVAL_MAX: u64 = 3_600_000_000_000;
         let predicted = self.intervals.predicted(self.predictor).unwrap_or(1).min(INTERVAL_MAX);
         let predicted = if self.is_stopped { 0 } else { predicted };
-        if self.plan.rank == 0 {
+        if self.by_sums {
+            let (id, mut numbers) = (self.ids.take(), vec![0; self.predicted.len()]);
+            numbers[self.plan.rank as usize] = predicted;
+            self.under_way += 1;
+            actions.push(Action::Total { id, numbers });
+        } else if self.plan.rank == 0 {
             self.predicted[0] = Some(predicted);
         } else {
             Word::Round(predicted).tell(0, actions);
         }
         let (id, piece) = (self.ids.take(), 0..self.parameters);
-        self.is_averaging = true;
+        self.under_way += 1;
         actions.push(Action::Average { id, vector: Vector::Parameters, piece });
     }
 
     /// Rank 0 places the next barrier when all have come to this one.
     fn try_place(&mut self, actions: &mut Actions) {
-        if self.plan.rank != 0 || self.is_averaging || self.predicted.contains(&None) {
+        let places = self.by_sums || self.plan.rank == 0;
+        if !places || self.under_way > 0 || self.predicted.contains(&None) {
             return;
         }
+        let own = self.plan.rank;
         let Self { predicted, running, placer, barrier, .. } = self;
         running.clear();
         let running_ranks = predicted.iter().flatten().filter(|interval| **interval > 0);
@@ -138,9 +164,9 @@ impl Supersteps {
                 0 => Word::Round(0),
                 _ => Word::Round(steps.next().copied().unwrap_or(1).into()),
             };
-            if rank == 0 {
+            if rank == own {
                 self.told = Some(word);
-            } else {
+            } else if !self.by_sums {
                 word.tell(rank, actions);
             }
         }
@@ -148,7 +174,7 @@ impl Supersteps {
 
     /// Goes on after a barrier.
     fn advance(&mut self, now: Nanos, actions: &mut Actions) {
-        if self.has_ended || self.is_averaging || self.left > 0 && !self.is_stopped {
+        if self.has_ended || self.under_way > 0 || self.left > 0 && !self.is_stopped {
             return;
         }
         self.try_place(actions);
@@ -189,12 +215,15 @@ impl Policy for Supersteps {
     fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => self.compute(now, actions),
-            Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Arrived { .. } => {}
+            Event::Ready(_) | Event::Needed(_) | Event::Arrived { .. } => {}
             Event::Committed | Event::Membership { .. } => {}
+            Event::Totalled { place, total } => self.predicted[place as usize] = Some(total),
             Event::Computed { .. } => self.computed(now, actions),
-            Event::Done(..) => {
-                self.is_averaging = false;
-                actions.push(Action::Agreed(Vector::Parameters));
+            Event::Done(_, outcome) => {
+                self.under_way -= 1;
+                if outcome == Outcome::Averaged {
+                    actions.push(Action::Agreed(Vector::Parameters));
+                }
                 self.advance(now, actions);
             }
             Event::Told { from, word } => {

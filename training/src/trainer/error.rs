@@ -38,10 +38,11 @@ pub enum TrainError {
     /// The session does not go on.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The session has made steps before, which no trainer has made: nobody hands parameters over.
+    /// The session has made steps before, and nobody hands over what a training goes on with:
+    /// members do where they train by `sync`, and have made all steps so.
     #[error(
-        "the session is at step {step}, and no trainer has made the steps before; begin the training with the first \
-         step of the session"
+        "the session is at step {step}, and nobody hands a training over: members that train by sync do; begin the \
+         training with the first step of the session, or train by sync there"
     )]
     Late {
         /// The step that comes next.

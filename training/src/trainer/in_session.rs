@@ -1,21 +1,31 @@
 //! A training in a session: members end, stop or are out of reach, and the others go on; processes
 //! join.
 //!
-//! Each step is an attempt of the session, in the group of an epoch. What the policy asks about by
-//! [`Action::Commit`](crate::policy::Action::Commit) is the attempt's verdict. Where it is no, or a
-//! call of the group has failed, what is under way comes back, and the policy hears of the members
-//! with the next attempt ([`Event::Membership`]).
+//! The session makes attempts, each in the group of an epoch, and says of each whether all members
+//! are done with it. The policy asks by [`Action::Commit`](crate::policy::Action::Commit). Where
+//! the answer is no, or a call of the group has failed, what is under way comes back, and the
+//! policy hears of the members with the next attempt ([`Event::Membership`]).
 //!
-//! The parameters are a state of the session: a copy of them, made when a step is committed. A
-//! process that joins after the first step begins with what it has read there.
+//! There are two forms. Where members *share steps*, an attempt is one of a step: it begins before
+//! the gradient, and is repeated with that. Where members make steps *by themselves*, it is one of
+//! an exchange: it begins after the exchange before, and a member makes its steps in it. A member
+//! that hears of another epoch between two of these enters it at once, as the others wait for it
+//! there.
 //!
-//! An attempt of the first step begins with a comparison of what has to be the same on all members,
-//! and gives all of them the parameters of rank 0, as often as it is repeated: so all members of an
-//! attempt make the same calls. One more attempt behind the last step compares the parameters.
+//! Where members share steps, the parameters are a state of the session: a copy of them, made when
+//! a step is committed. A process that joins after the first step begins with what it has read
+//! there. Where members make steps by themselves there is no state, and such a process is refused:
+//! nobody could tell it what the policies of the others know.
 //!
-//! **Invariants:** parameters, and what the program's optimizer keeps, change by committed steps
-//! alone, each once. The states are what all members have after the last of them. The policy is
-//! told of the members before the first operation in an epoch. No operation of an epoch that is
+//! In the beginning members compare what has to be the same on all of them, and get the parameters
+//! of rank 0. That is a part of each attempt of the first step, or the first exchange. So all
+//! members of an attempt make the same calls. One more attempt behind the last step, or the last
+//! exchange, compares the parameters.
+//!
+//! **Invariants:** what members share changes by committed attempts alone, each once, and so does
+//! what the program's optimizer keeps where they share steps; a step that a member makes by itself
+//! is made once. The states are what all members have after the last committed attempt. The policy
+//! is told of the members before the first operation in an epoch. No operation of an epoch that is
 //! over has memory of the trainer.
 
 use pleach_collectives::session::{Session, SessionError, State, Verdict};
@@ -26,30 +36,52 @@ use pleach_vocabulary::digest::chain;
 use super::metrics::TrainingMetrics;
 use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work};
 use crate::interpreter::Vectors as _;
+use crate::ledger::PolicyError;
 use crate::policy::{Event, Vector};
 
-/// Elements of [`InSession::facts`].
+/// Elements of [`Kept::facts`].
 const FACTS: usize = 3;
 
 /// The session of a training.
 pub(crate) struct InSession {
     session: Session,
-    /// The parameters after the last committed step.
-    parameters: State<f32>,
-    /// The places where all members have had the same parameters, a hash over these, and a hash of
-    /// what has to be the same on all members.
-    facts: State<u64>,
-    /// Whether this process takes the parameters from there: others have made the steps before.
+    /// What a process that joins begins with, where members share steps.
+    kept: Option<Kept>,
+    /// Whether this process begins with that: others have made the steps before.
     has_joined: bool,
     /// The epoch in whose group the trainer works.
     epoch: Option<u64>,
     attempt: Attempt,
+    /// Whether the program computes a step.
+    is_computing: bool,
     /// Whether the policy knows the members, and has asked for the step that comes next.
     is_told: bool,
     /// Whether the policy asks for the verdict.
     is_asked: bool,
     /// Why the attempt has failed here already.
     failed: Option<CollectiveError>,
+}
+
+/// States of the session.
+struct Kept {
+    /// The parameters after the last committed step.
+    parameters: State<f32>,
+    /// The places where all members have had the same parameters, a hash over these, and a hash of
+    /// what has to be the same on all members.
+    facts: State<u64>,
+}
+
+impl Kept {
+    fn new(session: &mut Session, parameters: usize) -> Result<Self, SessionError> {
+        let parameters = session.state("parameters of the training", parameters)?;
+        let facts = session.state("facts of the training", FACTS)?;
+        Ok(Self { parameters, facts })
+    }
+
+    /// Whether a trainer has made the steps before.
+    fn is_of_a_training(&self) -> bool {
+        self.facts[..] != [0; FACTS]
+    }
 }
 
 /// How far the newest attempt is.
@@ -60,30 +92,37 @@ enum Attempt {
         step: u64,
     },
     /// It has no verdict yet.
-    UnderWay,
+    UnderWay {
+        /// All members train the same, with the same parameters in the beginning.
+        is_prepared: bool,
+    },
     Over,
 }
 
 impl InSession {
-    /// In the group of this process's first attempt, which begins. So many parameters.
-    pub(crate) fn new(mut session: Session, parameters: usize) -> Result<(Self, Group), TrainError> {
-        let parameters = session.state("parameters of the training", parameters)?;
-        let facts: State<u64> = session.state("facts of the training", FACTS)?;
+    /// In the group of this process's first attempt, which begins. So many parameters, if members
+    /// share steps.
+    pub(crate) fn new(mut session: Session, shared: Option<usize>) -> Result<(Self, Group), TrainError> {
+        let kept = shared.map(|parameters| Kept::new(&mut session, parameters)).transpose()?;
         let step = session.next()?;
-        if step > 0 && facts[..] == [0; FACTS] {
+        if step > 0 && !kept.as_ref().is_some_and(Kept::is_of_a_training) {
             return Err(TrainError::Late { step });
         }
         let (epoch, group) = (session.attempted_epoch(), session.group()?.clone());
         let attempt = Attempt::New { step };
-        let (has_joined, is_told, is_asked) = (step > 0, false, false);
+        let (has_joined, [is_computing, is_told, is_asked]) = (step > 0, [false; 3]);
         let failed = None;
-        let in_session =
-            Self { session, parameters, facts, has_joined, epoch, attempt, is_told, is_asked, failed };
-        Ok((in_session, group))
+        let own = Self { session, kept, has_joined, epoch, attempt, is_computing, is_told, is_asked, failed };
+        Ok((own, group))
     }
 
     pub(crate) fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Whether each attempt is one of a step.
+    fn shares_steps(&self) -> bool {
+        self.kept.is_some()
     }
 
     /// Leaves the session.
@@ -107,6 +146,11 @@ impl InSession {
         std::mem::take(&mut self.is_asked)
     }
 
+    /// The program has computed its step.
+    pub(crate) fn come_back(&mut self) {
+        self.is_computing = false;
+    }
+
     /// An operation of the attempt has failed: the rest of it is of no use.
     pub(crate) fn fail(&mut self, error: CollectiveError) {
         self.failed.get_or_insert(error);
@@ -126,9 +170,9 @@ impl InSession {
     fn begin(&mut self) -> Result<(u64, Option<Group>), SessionError> {
         let step = match self.attempt {
             Attempt::New { step } => step,
-            Attempt::UnderWay | Attempt::Over => self.session.next()?,
+            Attempt::UnderWay { .. } | Attempt::Over => self.session.next()?,
         };
-        self.attempt = Attempt::UnderWay;
+        self.attempt = Attempt::UnderWay { is_prepared: step > 0 };
         let newest = self.session.attempted_epoch();
         if self.epoch == newest {
             return Ok((step, None));
@@ -137,9 +181,19 @@ impl InSession {
         Ok((step, Some(self.session.group()?.clone())))
     }
 
+    fn is_under_way(&self) -> bool {
+        matches!(self.attempt, Attempt::UnderWay { .. })
+    }
+
+    /// Whether there is a newer epoch than that of the attempt.
+    fn is_left_behind(&self) -> bool {
+        Some(self.session.epoch()) != self.epoch
+    }
+
     /// Ends the attempt. Returns whether it is committed.
     fn commit(&mut self, outcome: Result<(), CollectiveError>) -> Result<bool, SessionError> {
         (self.attempt, self.failed, self.is_asked) = (Attempt::Over, None, false);
+        self.is_computing = false;
         let is_committed = self.session.commit(outcome)? == Verdict::Committed;
         self.is_told &= is_committed;
         Ok(is_committed)
@@ -150,28 +204,75 @@ fn session_of(trainer: &mut Trainer) -> &mut InSession {
     trainer.in_session.as_mut().expect("is asked of trainings in sessions")
 }
 
-/// The next attempt of a step; `None` after the last one.
+/// The next step, which may be the one before once more; `None` after the last one.
 pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainError> {
     loop {
         give_up_what_was_left(trainer)?;
-        if session_of(trainer).session.step() >= trainer.steps {
+        if session_of(trainer).shares_steps() {
+            if session_of(trainer).session.step() >= trainer.steps {
+                return Ok(None);
+            }
+        } else if trainer.requested.is_some_and(|step| step >= trainer.steps) {
             return Ok(None);
         }
-        let number = begin(trainer)?;
-        if number == 0 && !is_prepared(trainer)? {
+        if !is_ready(trainer)? {
             continue;
         }
-        if !std::mem::replace(&mut session_of(trainer).is_told, true) {
-            trainer.began.get_or_insert_with(clock::now);
-            let ranks = trainer.group.world_size();
-            trainer.drive(Event::Membership { ranks, step: number }, &mut |_, _| {})?;
-        }
+        let Some(number) = trainer.requested else {
+            return Err(PolicyError::Stuck { step: trainer.interpreter.next_step() }.into());
+        };
+        session_of(trainer).is_computing = true;
         return Ok(Some(Step { trainer, number }));
+    }
+}
+
+/// Has an attempt under way whose members the policy knows; false: it is over already.
+fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
+    let own = session_of(trainer);
+    let is_by_step = own.shares_steps();
+    if !own.is_under_way() {
+        let number = begin(trainer)?;
+        if number == 0 && !is_prepared(trainer)? {
+            return Ok(false);
+        }
+        if number == 0 && !is_by_step {
+            // Else a member that has made steps would lose them where the first exchange fails.
+            is_committed(trainer)?;
+            return Ok(false);
+        }
+    } else if own.is_left_behind() {
+        give_up_own(trainer)?;
+        return Ok(false);
+    }
+    let own = session_of(trainer);
+    if !std::mem::replace(&mut own.is_told, true) {
+        trainer.began.get_or_insert_with(clock::now);
+        let unfinished = trainer.interpreter.unfinished_step();
+        let step = if is_by_step { session_of(trainer).session.step() } else { unfinished };
+        trainer.requested = None;
+        let ranks = trainer.group.world_size();
+        if !goes_on(trainer, Event::Membership { ranks, step })? {
+            return Ok(false);
+        }
+    }
+    // The policy may have ended the exchange that it had to repeat.
+    Ok(session_of(trainer).is_under_way())
+}
+
+/// Tells the policy of an event. Where the group fails, the attempt is over; returns whether not.
+fn goes_on(trainer: &mut Trainer, event: Event) -> Result<bool, TrainError> {
+    // Steps are made where the program ends one.
+    match trainer.drive(event, &mut |_, _| {}) {
+        Err(TrainError::Collective(error)) => give_up(trainer, error).map(|()| false),
+        driven => driven.map(|()| true),
     }
 }
 
 /// The verdict of the members on what the policy has asked about: whether it counts.
 pub(crate) fn is_committed(trainer: &mut Trainer) -> Result<bool, TrainError> {
+    if !goes_on_to_the_next(trainer)? {
+        return Ok(false);
+    }
     let is_committed = session_of(trainer).commit(Ok(()))?;
     if !is_committed {
         take_back(trainer);
@@ -179,19 +280,21 @@ pub(crate) fn is_committed(trainer: &mut Trainer) -> Result<bool, TrainError> {
     Ok(is_committed)
 }
 
-/// A step was made: keeps what a process that joins needs.
+/// A step was made: keeps what a process that joins needs, if one may join.
 pub(crate) fn keep(trainer: &mut Trainer) {
     let agreement = trainer.interpreter.agreement();
     // It does not change after the first step.
-    let same = match session_of(trainer).facts[..] {
-        [.., 0] => compared(trainer),
+    let same = match &session_of(trainer).kept {
+        Some(kept) if kept.facts[FACTS - 1] == 0 => compared(trainer),
         _ => 0,
     };
     let all = 0..trainer.layout.parameters();
-    let Trainer { vectors, in_session: Some(in_session), .. } = trainer else { return };
+    let Trainer { vectors, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer else {
+        return;
+    };
     let [parameters] = vectors.pieces([Vector::Parameters], &all);
-    in_session.parameters.update(|kept| kept.copy_from_slice(parameters));
-    in_session.facts.update(|facts| {
+    kept.parameters.update(|kept| kept.copy_from_slice(parameters));
+    kept.facts.update(|facts| {
         (facts[0], facts[1]) = (agreement.places, agreement.digest);
         facts[2] = facts[2].max(same);
     });
@@ -210,40 +313,62 @@ fn take_over(trainer: &mut Trainer) -> Result<(), TrainError> {
     }
     let same = compared(trainer);
     let (all, rank) = (0..trainer.layout.parameters(), trainer.group.rank());
-    let Trainer { vectors, interpreter, in_session: Some(in_session), .. } = trainer else {
+    let Trainer { vectors, interpreter, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer
+    else {
         return Ok(());
     };
-    let [places, digest, theirs] = in_session.facts[..] else { unreachable!("there are so many") };
+    let [places, digest, theirs] = kept.facts[..] else { unreachable!("there are so many") };
     if same != theirs {
         let what = "the hash of scheme, layout, number of steps and what the program compares";
         let [own, theirs] = [same, theirs].map(|hash| format!("{hash:#x}"));
         return Err(TrainError::Different { what, rank, own, other: u32::from(rank == 0), theirs });
     }
     let [parameters] = vectors.pieces([Vector::Parameters], &all);
-    parameters.copy_from_slice(&in_session.parameters);
+    parameters.copy_from_slice(&kept.parameters);
     interpreter.take_over(places, digest);
     Ok(())
 }
 
 /// Ends an attempt that has failed here. All members repeat it.
 pub(crate) fn give_up(trainer: &mut Trainer, error: CollectiveError) -> Result<(), TrainError> {
-    let committed = session_of(trainer).commit(Err(error));
     trainer.requested = None;
+    if !goes_on_to_the_next(trainer)? {
+        return Ok(());
+    }
+    let committed = session_of(trainer).commit(Err(error));
     take_back(trainer);
     committed?;
     Ok(())
 }
 
-/// Compares the parameters of all members after the last step.
+/// Begins an attempt where the policy has asked for one exchange behind the other; false: in
+/// another epoch, where nothing of the one that is over counts.
+fn goes_on_to_the_next(trainer: &mut Trainer) -> Result<bool, TrainError> {
+    if session_of(trainer).is_under_way() {
+        return Ok(true);
+    }
+    begin(trainer)?;
+    Ok(session_of(trainer).is_told)
+}
+
+/// Ends the training of this member, and compares the parameters of all members.
 pub(crate) fn finish(trainer: &mut Trainer) -> Result<Trained, TrainError> {
     let end = loop {
         give_up_what_was_left(trainer)?;
-        if begin(trainer)? == 0 && !is_prepared(trainer)? {
+        if session_of(trainer).shares_steps() {
+            if begin(trainer)? == 0 && !is_prepared(trainer)? {
+                continue;
+            }
+            trainer.requested = None;
+            // Sums for the order of steps that do not come any more.
+            take_back(trainer);
+        } else if !is_ready(trainer)? {
+            continue;
+        } else if !trainer.interpreter.is_stopped() {
+            trainer.requested = None;
+            goes_on(trainer, Event::Stop)?;
             continue;
         }
-        trainer.requested = None;
-        // Sums for the order of steps that do not come any more.
-        take_back(trainer);
         match trainer.compare_end() {
             Ok(end) if session_of(trainer).commit(Ok(()))? => break end,
             Ok(_) => {}
@@ -253,13 +378,16 @@ pub(crate) fn finish(trainer: &mut Trainer) -> Result<Trained, TrainError> {
     trainer.trained(end)
 }
 
-/// Ends an attempt that the program has left without [`Step::update`].
+/// Ends the attempt of a step that the program has left without [`Step::update`].
 fn give_up_what_was_left(trainer: &mut Trainer) -> Result<(), TrainError> {
+    let own = session_of(trainer);
+    let is_left = own.is_computing || own.attempt == Attempt::UnderWay { is_prepared: false };
+    if is_left { give_up_own(trainer) } else { Ok(()) }
+}
+
+fn give_up_own(trainer: &mut Trainer) -> Result<(), TrainError> {
     let rank = trainer.group.rank();
-    if session_of(trainer).attempt == Attempt::UnderWay {
-        give_up(trainer, CollectiveError::Own { rank })?;
-    }
-    Ok(())
+    give_up(trainer, CollectiveError::Own { rank })
 }
 
 /// Begins an attempt, and takes the group of its epoch, and what the members have if this process
@@ -279,7 +407,10 @@ fn begin(trainer: &mut Trainer) -> Result<u64, TrainError> {
 fn is_prepared(trainer: &mut Trainer) -> Result<bool, TrainError> {
     let prepared = trainer.compare().and_then(|()| Ok(trainer.share_parameters()?));
     match prepared {
-        Ok(()) => Ok(true),
+        Ok(()) => {
+            session_of(trainer).attempt = Attempt::UnderWay { is_prepared: true };
+            Ok(true)
+        }
         Err(TrainError::Collective(error)) => give_up(trainer, error).map(|()| false),
         Err(error) => Err(error),
     }
@@ -288,6 +419,7 @@ fn is_prepared(trainer: &mut Trainer) -> Result<bool, TrainError> {
 /// Takes the memory of operations back, whatever became of them: nobody needs their results.
 fn take_back(trainer: &mut Trainer) {
     trainer.asked.clear();
+    trainer.lines.forget();
     while let Some(Started { asked, work }) = trainer.started.pop_front() {
         match (asked.wanted, work) {
             (Wanted::Average { vector, piece, .. }, Work::Average(pending)) => {

@@ -28,6 +28,7 @@ mod buckets;
 mod checkpoints;
 mod error;
 mod in_session;
+mod line;
 mod messages;
 mod metrics;
 mod registered;
@@ -220,20 +221,27 @@ impl Trainer {
     }
 
     /// A training of `steps` steps in a session, which it leaves at its end; the arguments are the
-    /// same on all members. When members end, stop or are out of reach, the others go on: a step in
+    /// same on all members. When members end, stop or are out of reach, the others go on
+    /// ([`Scheme::after_loss`]), each with what it has made by itself. By [`Scheme::Sync`] a step in
     /// which that happened is computed again, by the members that there are then
-    /// ([`Step::members`]). Each step counts once, on all of them.
+    /// ([`Step::members`]). By other schemes the exchange is made again. Each step and each exchange
+    /// counts once, on all of them.
     ///
-    /// A process that joins while the others train begins with their parameters. What the program's
-    /// optimizer keeps is a state of the program's own ([`Session::state`]), declared before this
-    /// call, and changed with each step; it is there when this returns.
+    /// A step of the session is a step of `Sync`, and an exchange of other schemes, the first of
+    /// which gives all members the parameters of rank 0. So the deadline of a call
+    /// (`Options::timeout`) covers the steps between two exchanges.
+    ///
+    /// By `Sync` a process that joins while the others train begins with their parameters. What the
+    /// program's optimizer keeps is a state of the program's own ([`Session::state`]), declared
+    /// before this call, and changed with each step; it is there when this returns. By other schemes
+    /// a process that joins is refused ([`TrainError::Late`]), and the others go on.
     ///
     /// The session makes steps by this trainer alone. Where it is told to leave
     /// ([`Session::leave_on`]), a call returns [`SessionError::Left`]: see [`Trainer::leave`].
     ///
     /// # Errors
     ///
-    /// [`Refusal::Members`](crate::Refusal::Members), if the scheme has no such form;
+    /// [`Refusal::Members`](crate::Refusal::Members), if nobody trains by the scheme in a session;
     /// [`TrainError::Late`]; [`TrainError::Session`]; those of [`Trainer::new`].
     pub fn in_session(
         session: Session,
@@ -244,9 +252,10 @@ impl Trainer {
         if layout.parameters() == 0 {
             return Err(TrainError::NoParameters);
         }
-        scheme.plan_in_session(layout, 1)?;
-        let (mut in_session, group) = InSession::new(session, layout.parameters())?;
-        let plan = scheme.plan_in_session(layout, group.world_size())?;
+        scheme.plan_in_session(layout, 0, 1)?;
+        let shared = scheme.shares_steps().then(|| layout.parameters());
+        let (mut in_session, group) = InSession::new(session, shared)?;
+        let plan = scheme.plan_in_session(layout, group.rank(), group.world_size())?;
         let vectors = RegisteredVectors::new(&plan, |len| in_session.buffer(len))?;
         let in_session = Some(in_session);
         Ok(Self { in_session, ..Self::of_plan(&group, (plan, vectors), scheme, layout, steps) })
@@ -640,6 +649,7 @@ impl Trainer {
     ) -> Result<(), TrainError> {
         self.times.steps += 1;
         if let Some(in_session) = &mut self.in_session {
+            in_session.come_back();
             in_session.take_failure()?;
         }
         self.need_all()?;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use pleach_collectives::{Group, Partial, PartialError, Rank};
 use pleach_transport::clock;
 
+use super::line::average;
 use super::{TrainError, Trainer};
 use crate::interpreter::{Request, Vectors};
 use crate::policy::{Event, Outcome};
@@ -28,12 +29,19 @@ struct LineRounds {
 pub(crate) struct Lines {
     lines: Vec<LineRounds>,
     asked: VecDeque<Request>,
+    /// What has come from the ranks of a line in a session.
+    come: Vec<f32>,
 }
 
 impl Lines {
     /// Takes a request, to be carried out after those before.
     pub(crate) fn ask(&mut self, request: Request) {
         self.asked.push_back(request);
+    }
+
+    /// Carries out nothing of what was asked for.
+    pub(crate) fn forget(&mut self) {
+        self.asked.clear();
     }
 
     /// Ends the rounds on all ranks of the lines.
@@ -83,6 +91,19 @@ impl Trainer {
         let Some(request) = self.lines.asked.pop_front() else { return Ok(false) };
         let before = clock::now();
         let done = match request {
+            Request::Contribute { id, line, vector, .. } if self.in_session.is_some() => {
+                let ranks = &self.scheme.lines_of(self.group.rank(), self.group.world_size())[line];
+                let [elements] = self.vectors.pieces([vector], &(0..self.layout.parameters()));
+                // A rank alone goes on without.
+                let contributors = if ranks.len() > 1 { ranks.len() as u32 } else { 0 };
+                let averaged = if contributors > 0 {
+                    self.times.bytes += size_of_val(elements) as u64;
+                    average(&self.group, ranks, elements, &mut self.lines.come)
+                } else {
+                    Ok(())
+                };
+                averaged.map(|()| (id, Outcome::Combined { contributors })).map_err(TrainError::from)
+            }
             Request::Contribute { id, line, vector, limit } => {
                 let all = 0..self.layout.parameters();
                 let [elements] = self.vectors.pieces([vector], &all);

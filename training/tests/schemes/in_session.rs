@@ -1,34 +1,58 @@
 //! Trainings in sessions: what a step needs to count, and how often it does.
 
-use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
+use pleach_collectives::partial::Activation;
 use pleach_collectives::session::{Elastic, Session};
 use pleach_collectives::{Options, Reproducible};
-use pleach_training::interpreter::{Interpreter, Request, Vectors};
-use pleach_training::policy::{Event, Outcome, Vector};
-use pleach_training::{Layout, Learner, Refusal, Scheme, Sgd, TrainError, Trained, Trainer};
+use pleach_training::interpreter::{Interpreter, Request};
+use pleach_training::policy::{Event, OperationId, Outcome, Vector};
+use pleach_training::{AfterLoss, Layout, Learner, Refusal, Scheme, Sgd, TrainError, Trained, Trainer};
 use pleach_transport::clock::Nanos;
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
 
-use super::model::{Linear, STEPS, scheme};
+use super::model::{Linear, Plain, STEPS, scheme};
 use super::ranks;
 
 const RANKS: u32 = 3;
+/// So many that the others are a majority when two end, one after the other: nobody sees that a
+/// thread has ended.
+pub(crate) const MANY: u32 = 4;
+
+pub(crate) const LEARNING_RATE: f32 = 0.02;
+pub(crate) const MOMENTUM: f32 = 0.5;
+
+/// Schemes whose ranks make steps by themselves, and whose result does not depend on times.
+const BY_THEMSELVES: [&str; 9] = [
+    "local-sgd:every=3",
+    "local-sgd:every=1,compress=bf16",
+    "diloco:every=4",
+    "diloco:every=6,fragments=3,delay=2,mix=0.5",
+    "easgd:every=3,mode=sync",
+    "eamsgd:every=2,mode=sync,momentum=0.5",
+    "bidmach",
+    "bidmach:every=2,rate=0.5,dimensions=1",
+    "elastic-bsp:lookahead=1",
+];
 
 /// Runs `body` as every member of a session that adds in the order of ranks.
 fn with_session<T: Send>(fabric: Fabric, body: impl Fn(Session) -> T + Sync) -> Vec<T> {
+    with_session_of(RANKS, fabric, body)
+}
+
+fn with_session_of<T: Send>(size: u32, fabric: Fabric, body: impl Fn(Session) -> T + Sync) -> Vec<T> {
     let folder = ranks::Folder::new();
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..RANKS)
+        let threads: Vec<_> = (0..size)
             .map(|rank| {
                 let (folder, body) = (&folder, &body);
                 scope.spawn(move || {
-                    let mut options = Options::new(ranks::world(rank, RANKS, &folder.0));
+                    let mut options = Options::new(ranks::world(rank, size, &folder.0));
                     options.fabric = FabricChoice::Only(fabric);
                     options.reproducible = Reproducible::PerWorldSize;
-                    let session = Session::join(&options, &Elastic::between(1, RANKS));
+                    let session = Session::join(&options, &Elastic::between(1, size));
                     body(session.unwrap_or_else(|error| panic!("rank {rank}: {error}")))
                 })
             })
@@ -43,7 +67,7 @@ fn train(session: Session, text: &str, leaves: &[u64]) -> Result<(Trained, Vec<u
     let layout = Linear.layout();
     let mut trainer = Trainer::in_session(session, &scheme(text), &layout, STEPS)?.checked();
     trainer.parameters_mut().copy_from_slice(&Linear.initial());
-    let mut sgd = Sgd::new(layout.parameters(), 0.02, 0.9);
+    let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, MOMENTUM);
     let (mut left, mut computed) = (Vec::new(), Vec::new());
     while let Some(mut step) = trainer.step()? {
         let (number, (rank, ranks)) = (step.number(), step.members());
@@ -72,7 +96,7 @@ fn in_a_group(fabric: Fabric, text: &str) -> Vec<u32> {
         let layout = Linear.layout();
         let mut trainer = Trainer::new(&group, &scheme(text), &layout, STEPS)?.checked();
         trainer.parameters_mut().copy_from_slice(&Linear.initial());
-        let mut sgd = Sgd::new(layout.parameters(), 0.02, 0.9);
+        let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, MOMENTUM);
         while let Some(mut step) = trainer.step()? {
             let number = step.number();
             let (parameters, gradient) = step.vectors()?;
@@ -91,12 +115,15 @@ fn bits(trained: &Trained) -> Vec<u32> {
 
 #[test]
 fn members_that_nobody_disturbs_train_as_the_ranks_of_a_group() {
-    for (fabric, text) in [
+    let by_themselves = BY_THEMSELVES.iter().flat_map(|text| [(Fabric::Shm, *text), (Fabric::Tcp, *text)]);
+    let together = [
         (Fabric::Shm, "sync"),
         (Fabric::Tcp, "sync"),
         (Fabric::Shm, "sync:bucket=16"),
         (Fabric::Tcp, "sync:bucket=16"),
-    ] {
+        (Fabric::Tcp, "sync:bucket=24,compress=bf16"),
+    ];
+    for (fabric, text) in together.into_iter().chain(by_themselves) {
         let expected = in_a_group(fabric, text);
         for result in with_session(fabric, |session| train(session, text, &[])) {
             let (trained, computed) = result.expect("it trains");
@@ -110,7 +137,9 @@ fn members_that_nobody_disturbs_train_as_the_ranks_of_a_group() {
 
 #[test]
 fn a_step_that_a_member_leaves_is_computed_again_by_all_and_counts_once() {
-    for (fabric, text) in [(Fabric::Shm, "sync:bucket=16"), (Fabric::Tcp, "sync")] {
+    let by_themselves = BY_THEMSELVES.map(|text| (Fabric::Shm, text));
+    let together = [(Fabric::Shm, "sync:bucket=16"), (Fabric::Tcp, "sync")];
+    for (fabric, text) in together.into_iter().chain(by_themselves) {
         let expected = in_a_group(fabric, text);
         let results = with_session(fabric, |session| {
             // The first step of all, one that two members leave, and the last one.
@@ -156,6 +185,25 @@ fn what_a_session_has_not_is_refused_by_name() {
         Ok::<(), TrainError>(())
     }) {
         result.expect("it ends");
+    }
+}
+
+#[test]
+fn the_group_of_an_epoch_has_no_groups_of_its_own_and_says_so() {
+    for texts in with_session(Fabric::Tcp, |mut session| {
+        let mut texts = Vec::new();
+        let attempted = session.attempt(|group, _| {
+            texts.extend(group.window::<f32>(4, 1).err().map(|error| error.to_string()));
+            let activation = Activation::all();
+            texts.extend(group.partial::<f32>(4, activation).err().map(|error| error.to_string()));
+            texts.extend(group.split(Some(0), 0).err().map(|error| error.to_string()));
+            Ok(())
+        });
+        attempted.expect("nobody ends");
+        texts
+    }) {
+        assert_eq!(texts.len(), 3);
+        assert!(texts.iter().all(|text| text.contains("for an epoch of a session")), "{texts:?}");
     }
 }
 
@@ -230,40 +278,199 @@ fn a_process_that_joins_trains_on_with_what_the_others_have() {
     }
 }
 
+/// Trains by a scheme whose ranks make steps by themselves until it is over, and some steps more.
+/// Says when it has made its first step. Returns the number of steps after that it was over.
+fn train_until_it_is_over(
+    session: Session,
+    text: &str,
+    begins: &Sender<u64>,
+    is_over: &OnceLock<()>,
+) -> Result<u64, TrainError> {
+    let (layout, seat) = (Linear.layout(), session.seat().0);
+    let mut trainer = Trainer::in_session(session, &scheme(text), &layout, u64::MAX >> 1)?;
+    trainer.parameters_mut().copy_from_slice(&Linear.initial());
+    let mut sgd = Sgd::new(layout.parameters(), 1e-3, MOMENTUM);
+    let mut more = 0;
+    while let Some(mut step) = trainer.step()? {
+        let number = step.number();
+        if number == 1 {
+            begins.send(number).expect("the test listens");
+        }
+        more += u64::from(is_over.get().is_some());
+        let (parameters, gradient) = step.vectors()?;
+        let loss = Linear.gradient(seat, number, parameters, gradient);
+        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+        if more == 20 {
+            break;
+        }
+    }
+    trainer.leave();
+    Ok(more)
+}
+
 #[test]
-fn schemes_whose_ranks_have_something_of_their_own_are_refused_with_the_reason() {
+fn a_process_that_joins_members_that_make_steps_by_themselves_is_refused_and_they_go_on() {
+    for (fabric, text) in [(Fabric::Shm, "local-sgd:every=3"), (Fabric::Tcp, "elastic-bsp:lookahead=4")] {
+        let folder = ranks::Folder::new();
+        let (begins, begun) = channel();
+        let is_over = OnceLock::new();
+        let join = |rank| {
+            let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
+            options.fabric = FabricChoice::Only(fabric);
+            Session::join(&options, &Elastic::between(1, RANKS)).expect("joins")
+        };
+        thread::scope(|scope| {
+            let start = |rank| {
+                let (join, begins, is_over) = (&join, begins.clone(), &is_over);
+                scope.spawn(move || train_until_it_is_over(join(rank), text, &begins, is_over))
+            };
+            let founders: Vec<_> = (0..RANKS - 1).map(start).collect();
+            (0..RANKS - 1).for_each(|_| assert_eq!(begun.recv(), Ok(1)));
+            let refused = start(1).join().unwrap();
+            is_over.set(()).expect("once");
+            assert!(matches!(refused, Err(TrainError::Late { step: 1.. })), "{text}: {refused:?}");
+            for founder in founders {
+                assert_eq!(founder.join().unwrap().expect("it goes on"), 20, "{text}");
+            }
+        });
+    }
+}
+
+/// Trains in a session until a member that ends comes to its last step: it says nothing then.
+/// Members take the data of their seats.
+fn train_until(
+    session: Session,
+    text: &str,
+    ends: &[(u32, u64)],
+) -> Result<Option<(Trained, Vec<u64>)>, TrainError> {
+    let (layout, seat) = (Linear.layout(), session.seat().0);
+    let mut trainer = Trainer::in_session(session, &scheme(text), &layout, STEPS)?.checked();
+    trainer.parameters_mut().copy_from_slice(&Linear.initial());
+    let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, MOMENTUM);
+    let mut computed = Vec::new();
+    while let Some(mut step) = trainer.step()? {
+        let number = step.number();
+        if ends.contains(&(seat, number)) {
+            // To the others a session that is dropped is a process that has ended.
+            return Ok(None);
+        }
+        computed.push(number);
+        let (parameters, gradient) = step.vectors()?;
+        let loss = Linear.gradient(seat, number, parameters, gradient);
+        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+    }
+    Ok(Some((trainer.finish()?, computed)))
+}
+
+/// Local SGD as a loop over all ranks, of which some end before a step.
+pub(crate) fn local_sgd(every: u64, ends: &[(u32, u64)]) -> Vec<f32> {
+    let initial = Linear.initial();
+    let mut ranks: Vec<(u32, Vec<f32>, Sgd)> = (0..MANY)
+        .map(|rank| (rank, initial.clone(), Sgd::new(initial.len(), LEARNING_RATE, MOMENTUM)))
+        .collect();
+    let mut gradient = vec![0.0; initial.len()];
+    for step in 0..STEPS {
+        ranks.retain(|(rank, ..)| !ends.contains(&(*rank, step)));
+        for (rank, parameters, sgd) in &mut ranks {
+            Linear.gradient(*rank, step, parameters, &mut gradient);
+            sgd.step(parameters, &gradient);
+        }
+        if (step + 1).is_multiple_of(every) || step + 1 == STEPS {
+            let count = ranks.len() as f32;
+            let mut mean = ranks[0].1.clone();
+            for (_, parameters, _) in &ranks[1..] {
+                mean.iter_mut().zip(parameters).for_each(|(mean, element)| *mean += element);
+            }
+            mean.iter_mut().for_each(|mean| *mean /= count);
+            ranks.iter_mut().for_each(|(_, parameters, _)| parameters.copy_from_slice(&mean));
+        }
+    }
+    ranks.swap_remove(0).1
+}
+
+#[test]
+fn members_go_on_without_those_that_end_and_keep_their_own_steps() {
+    let texts = ["sync:bucket=16", "elastic-bsp:lookahead=4", "local-sgd:every=8"];
+    for text in texts.into_iter().chain(BY_THEMSELVES) {
+        for (fabric, ends) in
+            [(Fabric::Shm, &[(2, 7)][..]), (Fabric::Tcp, &[(0, 10)]), (Fabric::Shm, &[(1, 5), (0, 16)])]
+        {
+            let left = MANY - ends.len() as u32;
+            let results = with_session_of(MANY, fabric, |session| train_until(session, text, ends));
+            let mut trained = Vec::new();
+            for (seat, result) in (0..).zip(results) {
+                let result = result.unwrap_or_else(|error| panic!("{text}, {fabric}, seat {seat}: {error}"));
+                assert_eq!(result.is_none(), ends.iter().any(|(ended, _)| *ended == seat), "{text}");
+                trained.extend(result);
+            }
+            for (own, computed) in &trained {
+                assert_eq!(bits(own), bits(&trained[0].0), "{text} over {fabric}, {ends:?}");
+                assert!(own.guarantee_held && own.parameters_equal, "{text} over {fabric}, {ends:?}");
+                assert_eq!(own.ranks, left, "{text}");
+                if !text.starts_with("sync") {
+                    // A step by itself is never made again.
+                    assert_eq!(*computed, (0..STEPS).collect::<Vec<_>>(), "{text}");
+                }
+            }
+            if text == "local-sgd:every=3" || text == "local-sgd:every=8" {
+                let every = text.rsplit('=').next().and_then(|every| every.parse().ok());
+                let expected = local_sgd(every.expect("a number"), ends);
+                assert_eq!(&trained[0].0.parameters[..], &expected[..], "{text} over {fabric}, {ends:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_scheme_goes_on_after_a_loss_or_is_refused_with_the_reason() {
     let layout = Layout::of(&[8, 8]);
-    for scheme in Scheme::ALL.into_iter().filter(|scheme| !matches!(scheme, Scheme::Sync { .. })) {
-        expect_refused(&scheme, &layout);
+    let more = [
+        "sync:compress=f8",
+        "sync:compress=bf16",
+        "sync:bucket=16",
+        "local-sgd:warmup=3",
+        "local-sgd:compress=f8",
+        "diloco:compress=f8",
+        "diloco:every=6,fragments=3,delay=2,mix=0.5",
+        "easgd:mode=sync",
+        "eamsgd:mode=sync",
+        "easgd:mode=round-robin",
+        "bidmach:threshold=0.75",
+        "eager:activation=all",
+    ];
+    let mut going_on = Vec::new();
+    for scheme in Scheme::ALL.into_iter().chain(more.map(scheme)) {
+        let plan = scheme.plan_in_session(&layout, 1, 3);
+        match scheme.after_loss() {
+            AfterLoss::GoesOn { lost } => {
+                assert!(plan.is_ok() && !lost.is_empty(), "{scheme}");
+                going_on.push(scheme.to_string());
+            }
+            AfterLoss::Refused { reason, instead } => {
+                let Err(error @ Refusal::Members { .. }) = plan else { panic!("{scheme} is not refused") };
+                let text = error.to_string();
+                let begin = format!("{scheme} does not train in a session: {reason}; train by {instead}");
+                assert!(text.starts_with(&begin), "{text}");
+            }
+        }
     }
-    expect_refused(&scheme("sync:compress=f8"), &layout);
-    assert!(scheme("sync:bucket=16").plan_in_session(&layout, 3).is_ok());
-}
-
-fn expect_refused(scheme: &Scheme, layout: &Layout) {
-    let Err(error @ Refusal::Members { .. }) = scheme.plan_in_session(layout, 3) else {
-        panic!("{scheme} is not refused")
-    };
-    let text = error.to_string();
-    assert!(text.starts_with(&format!("{scheme} does not train in a session: ")), "{text}");
-}
-
-/// Vectors of a rank without a group.
-struct Plain(Vec<Vec<f32>>);
-
-impl Vectors for Plain {
-    fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
-        let vectors = self.0.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
-        vectors.map(|vector| &mut vector[piece.clone()])
-    }
-
-    fn step(&mut self, _: &Range<usize>) {
-        panic!("the optimizer is the program's")
-    }
-
-    fn publish(&mut self, _: Vector, _: &Range<usize>, _: u64) {
-        panic!("there is no window")
-    }
+    let expected = [
+        "sync",
+        "local-sgd",
+        "diloco",
+        "bidmach",
+        "elastic-bsp",
+        "sync:compress=bf16",
+        "sync:bucket=16",
+        "diloco:every=6,fragments=3,delay=2,mix=0.5",
+        "easgd:mode=sync",
+        "eamsgd:mode=sync",
+    ];
+    assert_eq!(going_on, expected);
+    // One member may be left, which would go twice as far as the centre.
+    let unstable = scheme("easgd:mode=sync,moving=1.4");
+    assert!(unstable.plan(&layout, 0, 3).is_ok());
+    assert!(matches!(unstable.plan_in_session(&layout, 0, 3), Err(Refusal::Unstable { ranks: 1, .. })));
 }
 
 /// An interpreter, and how often the optimizer made a step.
@@ -274,6 +481,17 @@ struct Told {
 }
 
 impl Told {
+    /// One of three members.
+    fn of(text: &str, layout: &Layout) -> Self {
+        let plan = scheme(text).plan_in_session(layout, 1, 3).expect("it trains");
+        let vectors = Plain::of(0.0, layout.parameters());
+        Self { interpreter: Interpreter::new(plan, false), vectors, applied: 0 }
+    }
+
+    fn vector(&mut self, name: Vector) -> &mut [f32] {
+        self.vectors.vector(name)
+    }
+
     fn tell(&mut self, event: Event) -> Vec<Request> {
         let mut requests = Vec::new();
         let applied = &mut self.applied;
@@ -312,9 +530,7 @@ impl Told {
 #[test]
 fn nothing_is_applied_before_the_word_of_the_session_and_members_begin_the_step_anew() {
     let layout = Layout::of(&[4, 4, 4]);
-    let plan = scheme("sync:bucket=16").plan_in_session(&layout, 3).expect("it trains");
-    let vectors = Plain(vec![vec![0.0; layout.parameters()]; Vector::COUNT]);
-    let mut told = Told { interpreter: Interpreter::new(plan, false), vectors, applied: 0 };
+    let mut told = Told::of("sync:bucket=16", &layout);
     assert_eq!(told.tell(Event::Membership { ranks: 3, step: 0 }), [Request::Compute { step: 0 }]);
     let averages = told.compute(0);
     assert_eq!(averages.len(), 3);
@@ -337,4 +553,69 @@ fn nothing_is_applied_before_the_word_of_the_session_and_members_begin_the_step_
     assert_eq!(told.end(&averages), [Request::Commit { step: 1 }]);
     assert_eq!(told.tell(Event::Committed), [Request::Compute { step: 2 }]);
     assert_eq!(told.applied, 2);
+}
+
+/// The operation of the only request, an average of what is exchanged.
+fn average(requests: &[Request]) -> OperationId {
+    let [Request::Average { id, vector: Vector::Sum, .. }] = requests else { panic!("{requests:?}") };
+    *id
+}
+
+#[test]
+fn an_exchange_is_made_again_with_the_elements_that_it_had_and_counts_once() {
+    let mut told = Told::of("local-sgd:every=2", &Layout::of(&[4]));
+    assert_eq!(told.tell(Event::Membership { ranks: 3, step: 0 }), [Request::Compute { step: 0 }]);
+    assert_eq!(told.compute(0), [Request::Compute { step: 1 }]);
+    // Members change while it computes by itself: the step goes on, and the one before stays.
+    assert_eq!(told.tell(Event::Membership { ranks: 2, step: 1 }), [Request::Compute { step: 1 }]);
+    told.vector(Vector::Parameters).fill(5.0);
+    let requests = told.compute(1);
+    average(&requests);
+    assert_eq!(told.applied, 2);
+    // Half of the average is there when a member ends, and then all of it, but not on all members.
+    told.vector(Vector::Sum)[..2].fill(9.0);
+    let requests = told.tell(Event::Membership { ranks: 1, step: 2 });
+    assert_eq!(told.vector(Vector::Sum), [5.0; 4]);
+    let id = average(&requests);
+    told.vector(Vector::Sum).fill(9.0);
+    assert_eq!(told.tell(Event::Done(id, Outcome::Averaged)), [Request::Commit { step: 0 }]);
+    assert_eq!(told.vector(Vector::Parameters), [5.0; 4]);
+    let requests = told.tell(Event::Membership { ranks: 1, step: 2 });
+    assert_eq!(told.vector(Vector::Sum), [5.0; 4]);
+    let id = average(&requests);
+    told.vector(Vector::Sum).fill(6.0);
+    assert_eq!(told.tell(Event::Done(id, Outcome::Averaged)), [Request::Commit { step: 0 }]);
+    assert_eq!(told.tell(Event::Committed), [Request::Compute { step: 2 }]);
+    assert_eq!(told.vector(Vector::Parameters), [6.0; 4]);
+    assert_eq!((told.applied, told.interpreter.agreement().places), (2, 1));
+}
+
+#[test]
+fn an_exchange_beside_which_a_member_computes_is_committed_when_it_waits_for_that() {
+    let mut told = Told::of("easgd:every=1,mode=sync", &Layout::of(&[4]));
+    told.vector(Vector::Parameters).fill(3.0);
+    assert_eq!(told.tell(Event::Membership { ranks: 3, step: 0 }), [Request::Compute { step: 0 }]);
+    told.vector(Vector::Parameters).fill(4.0);
+    let requests = told.compute(0);
+    let [Request::Average { .. }, Request::Compute { step: 1 }] = requests[..] else {
+        panic!("{requests:?}")
+    };
+    let pull = 0.9_f32 / 3.0;
+    assert_eq!(told.vector(Vector::Sum), [pull; 4]);
+    // Both go on, among two.
+    let requests = told.tell(Event::Membership { ranks: 2, step: 1 });
+    let [Request::Average { id, .. }, Request::Compute { step: 1 }] = requests[..] else {
+        panic!("{requests:?}")
+    };
+    assert_eq!(told.vector(Vector::Sum), [pull; 4]);
+    told.vector(Vector::Sum).fill(0.5);
+    assert!(told.tell(Event::Done(id, Outcome::Averaged)).is_empty(), "it computes");
+    assert_eq!(told.compute(1), [Request::Commit { step: 0 }]);
+    let requests = told.tell(Event::Committed);
+    let [Request::Average { .. }, Request::Compute { step: 2 }] = requests[..] else {
+        panic!("{requests:?}")
+    };
+    // Two have pulled the centre from 3, by half each, and this one by what is its own.
+    assert_eq!(told.vector(Vector::Centre), [4.0; 4]);
+    assert_eq!(told.vector(Vector::Parameters), [4.0 - pull; 4]);
 }

@@ -9,9 +9,11 @@ mod hybrid;
 mod in_session;
 mod invariants;
 mod lent;
+mod members;
 mod model;
 mod mutants;
 mod order;
+mod processes;
 #[path = "../quadratic/mod.rs"]
 mod quadratic;
 #[path = "../../../collectives/tests/ranks/mod.rs"]

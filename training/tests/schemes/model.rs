@@ -1,9 +1,11 @@
 //! A small model whose ranks have different data, and runs of it.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use pleach_collectives::Rank;
-use pleach_training::interpreter::Plan;
+use pleach_training::interpreter::{Plan, Vectors};
+use pleach_training::policy::Vector;
 use pleach_training::simulation::{Settings, Simulated, Simulation, SimulationError};
 use pleach_training::{Layout, Learner, Scheme};
 use pleach_vocabulary::digest::{chain, hash_of_pair};
@@ -91,3 +93,32 @@ pub(crate) fn difference(left: &[f32], right: &[f32]) -> f32 {
 
 /// Differences that come from rounding are smaller, and those of other rules larger.
 pub(crate) const ROUNDING: f32 = 1e-5;
+
+/// Vectors of a rank without a group.
+pub(crate) struct Plain(Vec<Vec<f32>>);
+
+impl Plain {
+    /// All elements of all vectors have this value.
+    pub(crate) fn of(value: f32, parameters: usize) -> Self {
+        Self(vec![vec![value; parameters]; Vector::COUNT])
+    }
+
+    pub(crate) fn vector(&mut self, name: Vector) -> &mut [f32] {
+        &mut self.0[name.index()]
+    }
+}
+
+impl Vectors for Plain {
+    fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
+        let vectors = self.0.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
+        vectors.map(|vector| &mut vector[piece.clone()])
+    }
+
+    fn step(&mut self, _: &Range<usize>) {
+        panic!("the optimizer is the program's")
+    }
+
+    fn publish(&mut self, _: Vector, _: &Range<usize>, _: u64) {
+        panic!("there is no window")
+    }
+}

@@ -2,7 +2,8 @@
 //! up how far it is pulled: `c ← c + a·Σ(x_i - c)`.
 //!
 //! **Invariant:** the centre has the same bits on all ranks after each exchange. An exchange is
-//! under way while the next gradient is computed.
+//! under way while the next gradient is computed. Where the number of ranks changes, the next
+//! moving rate is that of as many as there are.
 
 use pleach_transport::clock::Nanos;
 
@@ -14,7 +15,8 @@ use crate::state::State;
 #[derive(Debug)]
 pub(crate) struct ReplicatedCentre {
     local: LocalStep,
-    rate: f32,
+    /// The moving rate of all ranks together.
+    moving: f32,
     ranks: u32,
     every: u64,
     next_step: u64,
@@ -28,10 +30,10 @@ pub(crate) struct ReplicatedCentre {
 }
 
 impl ReplicatedCentre {
-    pub(crate) fn new(local: LocalStep, rate: f32, ranks: u32, every: u64) -> Self {
+    pub(crate) fn new(local: LocalStep, moving: f32, ranks: u32, every: u64) -> Self {
         Self {
             local,
-            rate,
+            moving,
             ranks,
             every,
             next_step: 0,
@@ -68,8 +70,8 @@ impl ReplicatedCentre {
     }
 
     fn exchange(&mut self, actions: &mut Actions) {
-        let piece = 0..self.local.parameters;
-        actions.update(Update::Elastic { rate: self.rate, piece: piece.clone() });
+        let (piece, rate) = (0..self.local.parameters, self.moving / self.ranks as f32);
+        actions.update(Update::Elastic { rate, piece: piece.clone() });
         self.copy(Vector::Delta, Vector::Fetched, actions);
         let id = self.ids.take();
         actions.push(Action::Average { id, vector: Vector::Fetched, piece });
@@ -113,8 +115,8 @@ impl Policy for ReplicatedCentre {
             | Event::Arrived { .. }
             | Event::Told { .. }
             | Event::Committed
-            | Event::Membership { .. }
             | Event::Pause => {}
+            Event::Membership { ranks, .. } => self.ranks = ranks,
             // It has looked ahead already.
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),

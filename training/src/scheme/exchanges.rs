@@ -1,0 +1,218 @@
+//! A policy whose ranks make steps by themselves, in a session: its exchanges count on all members
+//! or on none.
+//!
+//! The policy inside knows of no session. What it gives to an exchange is copied first, and the
+//! copy ([`Vector::Sum`]) is exchanged. When the policy has nothing else to do than to wait for the
+//! result, this one asks for the word of the session ([`Action::Commit`]). With that the copy takes
+//! the place of the elements, and the policy inside hears of the end. Where members change before,
+//! the exchange begins anew among those that there are, with the same elements. So the steps that a
+//! member has made by itself stay, and a step that is computed is computed to its end.
+//!
+//! **Invariants:** the policy inside hears of the end of each exchange once, when all members have
+//! the result. Until then the elements that it gave are as they were. Exchanges are committed one
+//! by one, in the order in which they were asked for, which is the same on all members.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use pleach_transport::clock::Nanos;
+
+use crate::compression::Compression;
+use crate::policy::{Action, Actions, Event, OperationId, OperationIds, Outcome, Policy, Update, Vector};
+
+/// What an exchange is of.
+#[derive(Debug)]
+enum Given {
+    Average { vector: Vector, piece: Range<usize>, compression: Compression },
+    Contribution { vector: Vector, piece: Range<usize>, line: usize },
+    Numbers(Vec<u64>),
+}
+
+/// An exchange that is not committed.
+#[derive(Debug)]
+struct Exchange {
+    /// Its number for the policy inside.
+    number: OperationId,
+    /// The operation that carries it out.
+    id: OperationId,
+    given: Given,
+    /// Of [`Given::Numbers`]: the sums, with their places.
+    totals: Vec<(u32, u64)>,
+    outcome: Option<Outcome>,
+}
+
+impl Exchange {
+    fn begin(&mut self, ids: &mut OperationIds, actions: &mut Actions) {
+        let id = ids.take();
+        (self.id, self.outcome) = (id, None);
+        self.totals.clear();
+        match &self.given {
+            Given::Average { vector, piece, compression } => {
+                copy(*vector, Vector::Sum, piece, actions);
+                actions.average(id, Vector::Sum, piece.clone(), *compression);
+            }
+            Given::Contribution { vector, piece, line } => {
+                copy(*vector, Vector::Sum, piece, actions);
+                let (vector, limit) = (Vector::Sum, u64::MAX);
+                actions.push(Action::Contribute { id, line: *line, vector, limit });
+            }
+            Given::Numbers(numbers) => actions.push(Action::Total { id, numbers: numbers.clone() }),
+        }
+    }
+}
+
+fn copy(from: Vector, into: Vector, piece: &Range<usize>, actions: &mut Actions) {
+    actions.update(Update::Copy { from, into, piece: piece.clone() });
+}
+
+/// See the module.
+pub(crate) struct Exchanges {
+    inner: Box<dyn Policy>,
+    /// The elements of a vector.
+    whole: Range<usize>,
+    ids: OperationIds,
+    asked: VecDeque<Exchange>,
+    /// The end of all rounds that the policy inside waits for: its number there and here.
+    leaves: Option<(OperationId, OperationId)>,
+    /// The step that is computed.
+    computing: Option<u64>,
+    committed: u64,
+    has_begun: bool,
+    is_committing: bool,
+    /// What the policy inside asks for. The memory is used again.
+    said: Actions,
+}
+
+impl Exchanges {
+    /// Of this policy, on vectors of so many elements.
+    pub(crate) fn of(inner: Box<dyn Policy>, parameters: usize) -> Self {
+        Self {
+            inner,
+            whole: 0..parameters,
+            ids: OperationIds::default(),
+            asked: VecDeque::new(),
+            leaves: None,
+            computing: None,
+            committed: 0,
+            has_begun: false,
+            is_committing: false,
+            said: Actions::default(),
+        }
+    }
+
+    /// Tells the policy inside of an event.
+    fn tell(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        let mut said = std::mem::take(&mut self.said);
+        self.inner.on(event, now, &mut said);
+        for action in said.drain() {
+            match action {
+                Action::Average { id, vector, piece } => {
+                    let given = Given::Average { vector, piece, compression: Compression::None };
+                    self.exchange(id, given, actions);
+                }
+                Action::AverageCompressed { id, vector, piece, compression } => {
+                    self.exchange(id, Given::Average { vector, piece, compression }, actions);
+                }
+                Action::Contribute { id, line, vector, .. } => {
+                    let piece = self.whole.clone();
+                    self.exchange(id, Given::Contribution { vector, piece, line }, actions);
+                }
+                Action::Total { id, numbers } => self.exchange(id, Given::Numbers(numbers), actions),
+                Action::Leave { id: number } => {
+                    let id = self.ids.take();
+                    self.leaves = Some((number, id));
+                    actions.push(Action::Leave { id });
+                }
+                Action::Compute { step } => {
+                    self.computing = Some(step);
+                    actions.compute(step);
+                }
+                action => actions.push(action),
+            }
+        }
+        self.said = said;
+    }
+
+    fn exchange(&mut self, number: OperationId, given: Given, actions: &mut Actions) {
+        let mut exchange = Exchange { number, id: number, given, totals: Vec::new(), outcome: None };
+        exchange.begin(&mut self.ids, actions);
+        self.asked.push_back(exchange);
+    }
+
+    /// There are other members, or one could not end an exchange.
+    fn changed(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        // It asks for nothing by that.
+        self.tell(event, now, actions);
+        if !std::mem::replace(&mut self.has_begun, true) {
+            return self.tell(Event::Start, now, actions);
+        }
+        self.is_committing = false;
+        self.asked.iter_mut().for_each(|exchange| exchange.begin(&mut self.ids, actions));
+        if let Some((_, id)) = &mut self.leaves {
+            *id = self.ids.take();
+            actions.push(Action::Leave { id: *id });
+        }
+        if let Some(step) = self.computing {
+            actions.compute(step);
+        }
+    }
+
+    fn done(&mut self, id: OperationId, outcome: Outcome, now: Nanos, actions: &mut Actions) {
+        if let Some((number, _)) = self.leaves.take_if(|(_, leaves)| *leaves == id) {
+            return self.tell(Event::Done(number, outcome), now, actions);
+        }
+        if let Some(exchange) = self.asked.iter_mut().find(|exchange| exchange.id == id) {
+            exchange.outcome = Some(outcome);
+        }
+    }
+
+    /// All members have the result of the oldest exchange.
+    fn committed(&mut self, now: Nanos, actions: &mut Actions) {
+        self.is_committing = false;
+        let Some(Exchange { number, given, totals, outcome: Some(outcome), .. }) = self.asked.pop_front()
+        else {
+            return;
+        };
+        self.committed += 1;
+        if let Given::Average { vector, piece, .. } | Given::Contribution { vector, piece, .. } = given {
+            copy(Vector::Sum, vector, &piece, actions);
+        }
+        for (place, total) in totals {
+            self.tell(Event::Totalled { place, total }, now, actions);
+        }
+        self.tell(Event::Done(number, outcome), now, actions);
+    }
+
+    /// Asks for the word of the session, if the policy inside waits for that.
+    fn try_commit(&mut self, actions: &mut Actions) {
+        let is_done = self.asked.front().is_some_and(|exchange| exchange.outcome.is_some());
+        if is_done && !self.is_committing && self.computing.is_none() {
+            self.is_committing = true;
+            actions.push(Action::Commit { step: self.committed });
+        }
+    }
+}
+
+impl Policy for Exchanges {
+    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Membership { .. } => self.changed(event, now, actions),
+            Event::Committed => self.committed(now, actions),
+            Event::Done(id, outcome) => self.done(id, outcome, now, actions),
+            Event::Totalled { place, total } => {
+                let is_summed = |exchange: &&mut Exchange| {
+                    matches!(exchange.given, Given::Numbers(_)) && exchange.outcome.is_none()
+                };
+                if let Some(exchange) = self.asked.iter_mut().find(is_summed) {
+                    exchange.totals.push((place, total));
+                }
+            }
+            Event::Computed { .. } | Event::Stop => {
+                self.computing = None;
+                self.tell(event, now, actions);
+            }
+            event => self.tell(event, now, actions),
+        }
+        self.try_commit(actions);
+    }
+}

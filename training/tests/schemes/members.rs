@@ -1,0 +1,321 @@
+//! Members of a session without a session: policies, and a model of what a session promises, in
+//! which everything that may happen does so at any moment. Operations end on one member before
+//! another, members end or fail between any two events, and the others hear of it late.
+
+use pleach_collectives::{Rank, RankSpace};
+use pleach_training::interpreter::{Interpreter, Request, Vectors};
+use pleach_training::policy::{Event, Outcome, Vector};
+use pleach_training::{Layout, Scheme};
+use pleach_transport::clock::Nanos;
+use pleach_vocabulary::random::Random;
+
+use super::model::{Plain, scheme};
+
+const MEMBERS: u32 = 5;
+const PARAMETERS: usize = 7;
+const STEPS: u64 = 20;
+/// Trainings of each scheme.
+const SEEDS: u64 = 100;
+/// No training takes so many events.
+const EVENTS_MAX: u32 = 200_000;
+
+/// What came of an operation.
+#[derive(Clone, Debug)]
+enum Found {
+    Elements(Vec<f32>, Outcome),
+    Sums(Vec<u64>),
+}
+
+struct Member {
+    seat: u32,
+    interpreter: Interpreter,
+    vectors: Plain,
+    /// The epoch that it has entered, and whether its policy knows.
+    epoch: u64,
+    is_told: bool,
+    /// Operations in their order, with what came of them.
+    asked: Vec<(Request, Option<Found>)>,
+    requested: Option<u64>,
+    /// The exchange whose verdict it waits for.
+    commits: Option<u64>,
+    is_committed: bool,
+    /// The steps that it has made.
+    made: Vec<u64>,
+    now: u64,
+}
+
+impl Member {
+    fn tell(&mut self, event: Event) {
+        let (mut requests, made, requested) = (Vec::new(), &mut self.made, self.requested);
+        self.now += 1;
+        let mut optimizer = |parameters: &mut [f32], gradient: &[f32]| {
+            parameters.iter_mut().zip(gradient).for_each(|(x, slope)| *x -= 0.1 * slope);
+            made.push(requested.expect("a step was computed"));
+        };
+        let (vectors, now) = (&mut self.vectors, Nanos(self.now));
+        let told = self.interpreter.deliver(event, now, vectors, &mut optimizer, &mut requests);
+        told.unwrap_or_else(|error| panic!("seat {}, {event:?}: {error}", self.seat));
+        if matches!(event, Event::Computed { .. } | Event::Stop) {
+            self.requested = None;
+        }
+        for request in requests {
+            match request {
+                Request::Compute { step } => self.requested = Some(step),
+                Request::Commit { step } => self.commits = Some(step),
+                request => self.asked.push((request, None)),
+            }
+        }
+    }
+
+    fn compute(&mut self, step: u64) {
+        let own = (u64::from(self.seat) * 31 + step) as f32;
+        let [parameters, gradient] =
+            self.vectors.pieces([Vector::Parameters, Vector::Gradient], &(0..PARAMETERS));
+        for (place, (slope, x)) in gradient.iter_mut().zip(parameters).enumerate() {
+            *slope = *x - (own + place as f32).sin();
+        }
+        (0..self.interpreter.buckets().len()).for_each(|bucket| self.tell(Event::Ready(bucket)));
+        self.tell(Event::Computed { step });
+    }
+
+    /// An operation has ended.
+    fn hears(&mut self, found: Found, request: &Request) {
+        match (found, request) {
+            (Found::Elements(elements, outcome), Request::Average { id, vector, piece, .. }) => {
+                let [into] = self.vectors.pieces([*vector], piece);
+                into.copy_from_slice(&elements);
+                self.tell(Event::Done(*id, outcome));
+            }
+            (Found::Elements(elements, outcome), Request::Contribute { id, vector, .. }) => {
+                let [into] = self.vectors.pieces([*vector], &(0..PARAMETERS));
+                into.copy_from_slice(&elements);
+                self.tell(Event::Done(*id, outcome));
+            }
+            (Found::Sums(sums), Request::Total { id, .. }) => {
+                for (place, total) in (0..).zip(sums) {
+                    self.tell(Event::Totalled { place, total });
+                }
+                self.tell(Event::Done(*id, Outcome::Totalled));
+            }
+            (_, request) => panic!("{request:?}"),
+        }
+    }
+}
+
+struct Session {
+    scheme: Scheme,
+    members: Vec<Member>,
+    epoch: u64,
+    committed: u64,
+    random: Random,
+    ended: u32,
+    failed: u32,
+}
+
+impl Session {
+    fn new(text: &str, seed: u64) -> Self {
+        let (scheme, layout) = (scheme(text), Layout::of(&[PARAMETERS]));
+        let member = |seat| {
+            let plan = scheme.plan_in_session(&layout, seat, MEMBERS).expect("it trains");
+            Member {
+                seat,
+                interpreter: Interpreter::new(plan, true),
+                vectors: Plain::of(1.0, PARAMETERS),
+                epoch: 0,
+                is_told: false,
+                asked: Vec::new(),
+                requested: None,
+                commits: None,
+                is_committed: false,
+                made: Vec::new(),
+                now: 0,
+            }
+        };
+        let (members, random) = ((0..MEMBERS).map(member).collect(), Random::new(seed));
+        Self { scheme, members, epoch: 0, committed: 0, random, ended: 0, failed: 0 }
+    }
+
+    /// Something happens to a member, if anything can. Returns whether it did.
+    fn happens_to(&mut self, at: usize) -> bool {
+        let (ranks, newest) = (self.members.len() as u32, self.epoch);
+        let member = &mut self.members[at];
+        if std::mem::take(&mut member.is_committed) {
+            // The verdict of an epoch comes before the next one.
+            member.commits = None;
+            member.tell(Event::Committed);
+            return true;
+        }
+        let enters = member.epoch < newest && self.random.index(3) == 0;
+        if enters || !member.is_told {
+            member.asked.clear();
+            (member.epoch, member.is_told, member.commits) = (newest, true, None);
+            let step = member.interpreter.unfinished_step();
+            member.requested = None;
+            member.tell(Event::Membership { ranks, step });
+            return true;
+        }
+        if let Some((Request::Leave { id }, _)) = member.asked.first() {
+            let id = *id;
+            member.asked.remove(0);
+            member.tell(Event::Done(id, Outcome::Left));
+            return true;
+        }
+        if matches!(member.asked.first(), Some((_, Some(_)))) && self.random.index(2) == 0 {
+            let (request, found) = member.asked.remove(0);
+            member.hears(found.expect("it was looked at"), &request);
+            return true;
+        }
+        match member.requested {
+            Some(step) if step < STEPS => member.compute(step),
+            Some(_) => member.tell(Event::Stop),
+            None => return self.exchange(at) || self.commit(),
+        }
+        true
+    }
+
+    /// Carries the oldest operation of a member out, if all that it is among have come to it.
+    fn exchange(&mut self, at: usize) -> bool {
+        let among = match &self.members[at].asked.first() {
+            Some((Request::Contribute { line, .. }, None)) => self.line(at, *line),
+            Some((_, None)) => (0..self.members.len()).collect(),
+            _ => return false,
+        };
+        let is_there = |place: &usize| {
+            let member = &self.members[*place];
+            let next = member.asked.first();
+            let is_next = matches!(next, Some((request, None)) if !matches!(request, Request::Leave { .. }));
+            is_next && member.epoch == self.epoch && member.is_told
+        };
+        if !among.iter().all(is_there) {
+            return false;
+        }
+        let found = self.result(&among);
+        for place in among {
+            self.members[place].asked[0].1 = Some(found.clone());
+        }
+        true
+    }
+
+    /// The places of the members of a line.
+    fn line(&self, at: usize, line: usize) -> Vec<usize> {
+        let Scheme::Bidmach { dimensions, .. } = self.scheme else { panic!("it has no lines") };
+        let grid = RankSpace::balanced(self.members.len() as u32, dimensions);
+        let dimension = grid.extents().len() - 1 - line;
+        grid.line(at as Rank, dimension).map(|rank| rank as usize).collect()
+    }
+
+    fn result(&mut self, among: &[usize]) -> Found {
+        let mut sum: Option<Vec<f32>> = None;
+        let mut totals: Option<Vec<u64>> = None;
+        let (mut outcome, mut same) = (Outcome::Averaged, None);
+        for place in among {
+            let member = &mut self.members[*place];
+            let (vector, piece) = match &member.asked[0].0 {
+                Request::Average { vector, piece, .. } => (*vector, piece.clone()),
+                Request::Contribute { vector, .. } => {
+                    let alone = among.len() == 1;
+                    outcome = Outcome::Combined { contributors: if alone { 0 } else { among.len() as u32 } };
+                    (*vector, 0..PARAMETERS)
+                }
+                Request::Total { numbers, .. } => {
+                    let totals = totals.get_or_insert_with(|| vec![0; numbers.len()]);
+                    totals.iter_mut().zip(numbers).for_each(|(total, number)| *total += number);
+                    continue;
+                }
+                request => panic!("{request:?}"),
+            };
+            assert_eq!(*same.get_or_insert((vector, piece.clone())), (vector, piece.clone()));
+            let [elements] = member.vectors.pieces([vector], &piece);
+            match &mut sum {
+                None => sum = Some(elements.to_vec()),
+                Some(sum) => sum.iter_mut().zip(elements).for_each(|(sum, element)| *sum += *element),
+            }
+        }
+        if let Some(totals) = totals {
+            assert!(sum.is_none(), "all add numbers up");
+            return Found::Sums(totals);
+        }
+        let mean = sum.expect("there are members").into_iter().map(|sum| sum / among.len() as f32);
+        Found::Elements(mean.collect(), outcome)
+    }
+
+    /// All members hear that an exchange counts, if all have asked about it.
+    fn commit(&mut self) -> bool {
+        let (epoch, next) = (self.epoch, self.committed);
+        let is_done = |member: &Member| member.epoch == epoch && member.commits == Some(next);
+        if !self.members.iter().all(is_done) || self.members.iter().any(|member| member.is_committed) {
+            return false;
+        }
+        self.committed += 1;
+        self.members.iter_mut().for_each(|member| member.is_committed = true);
+        true
+    }
+
+    fn strike(&mut self) {
+        if self.random.index(2) == 0 && self.members.len() > 1 {
+            let at = self.random.index(self.members.len());
+            self.members.remove(at);
+            self.ended += 1;
+        } else {
+            self.failed += 1;
+        }
+        self.epoch += 1;
+    }
+
+    fn has_ended(&self) -> bool {
+        self.members.iter().all(|member| {
+            let waits = member.is_committed || member.epoch < self.epoch || member.commits.is_some();
+            member.interpreter.has_ended() && member.asked.is_empty() && !waits
+        })
+    }
+
+    fn run(&mut self) {
+        let mut idle = 0;
+        for event in 0.. {
+            assert!(event < EVENTS_MAX, "it does not end");
+            if self.has_ended() {
+                return;
+            }
+            if self.random.index(150) == 0 && self.failed < 8 {
+                self.strike();
+            }
+            let at = self.random.index(self.members.len());
+            idle = if self.happens_to(at) { 0 } else { idle + 1 };
+            assert!(idle < 5_000, "members wait for each other");
+        }
+    }
+}
+
+#[test]
+fn whenever_members_end_or_fail_each_step_is_made_once_and_each_exchange_counts_on_all() {
+    let (mut ended, mut failed) = (0, 0);
+    for text in [
+        "local-sgd:every=3",
+        "diloco:every=4",
+        "diloco:every=6,fragments=3,delay=2,mix=0.5",
+        "diloco:every=5,fragments=5,delay=4",
+        "easgd:every=3,mode=sync",
+        "easgd:every=1,mode=sync",
+        "eamsgd:every=2,mode=sync,momentum=0.5",
+        "bidmach",
+        "bidmach:every=2,dimensions=3",
+        "elastic-bsp:lookahead=4",
+    ] {
+        for seed in 0..SEEDS {
+            let mut session = Session::new(text, seed);
+            session.run();
+            let first = session.members[0].interpreter.agreement();
+            let parameters = session.members[0].vectors.vector(Vector::Parameters).to_vec();
+            assert!(first.places > 0 && parameters.iter().all(|x| x.is_finite()), "{text}, seed {seed}");
+            for member in &mut session.members {
+                assert_eq!(member.made, (0..STEPS).collect::<Vec<_>>(), "{text}, seed {seed}");
+                assert_eq!(member.interpreter.agreement(), first, "{text}, seed {seed}");
+                assert!(!first.is_broken, "{text}, seed {seed}");
+                assert_eq!(member.vectors.vector(Vector::Parameters), parameters, "{text}, seed {seed}");
+            }
+            ended += session.ended;
+            failed += session.failed;
+        }
+    }
+    assert!(ended > 300 && failed > 300, "{ended} ended, {failed} failed");
+}
