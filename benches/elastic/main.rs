@@ -76,8 +76,11 @@ fn main() -> ExitCode {
     })
 }
 
+/// Measures some rows of the table.
+type Experiment = fn(&Arguments) -> Result<Vec<Row>, String>;
+
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    let experiments: [(&str, fn(&Arguments) -> Result<Vec<Row>, String>); 5] =
+    let experiments: [(&str, Experiment); 5] =
         [("kill", kill), ("join", join), ("heal", heal), ("overhead", overhead), ("packing", packing)];
     let mut table = format!(
         "{}\n\n| what | goal | found | beside |\n| --- | --- | --- | --- |\n",
@@ -177,7 +180,7 @@ fn join(arguments: &Arguments) -> Result<Vec<Row>, String> {
                     beside: "not measured".to_owned(),
                 });
                 rows.push(Row {
-                    what: format!("the same: the others stand still, beyond their 2 ms steps"),
+                    what: "the same: the others stand still, beyond their 2 ms steps".to_owned(),
                     goal: if heal == "hidden" { "≤ 20 ms + not hidden" } else { "≤ 20 ms + state" },
                     found: both(&still),
                     beside: "not measured".to_owned(),
