@@ -220,21 +220,22 @@ impl Trainer {
         Ok(Self::of_plan(group, (plan, vectors), scheme, layout, steps))
     }
 
-    /// A training of `steps` steps in a session, which it leaves at its end; the arguments are the
-    /// same on all members. When members end, stop or are out of reach, the others go on
-    /// ([`Scheme::after_loss`]), each with what it has made by itself. By [`Scheme::Sync`] a step in
-    /// which that happened is computed again, by the members that there are then
-    /// ([`Step::members`]). By other schemes the exchange is made again. Each step and each exchange
-    /// counts once, on all of them.
+    /// A training of `steps` steps in a session, which it leaves at its end; the arguments are
+    /// the same on all members. When members end, stop or are out of reach, the others go on
+    /// ([`Scheme::after_loss`]), each with what it has made by itself. By [`Scheme::Sync`] a step
+    /// in which that happened is computed again, by the members that there are then
+    /// ([`Step::members`]). By other schemes the exchange is made again. Each step and each
+    /// exchange counts once, on all of them.
     ///
     /// A step of the session is a step of `Sync`, and an exchange of other schemes, the first of
     /// which gives all members the parameters of rank 0. So the deadline of a call
     /// (`Options::timeout`) covers the steps between two exchanges.
     ///
-    /// By `Sync` a process that joins while the others train begins with their parameters. What the
-    /// program's optimizer keeps is a state of the program's own ([`Session::state`]), declared
-    /// before this call, and changed with each step; it is there when this returns. By other schemes
-    /// a process that joins is refused ([`TrainError::Late`]), and the others go on.
+    /// By `Sync` a process that joins while the others train begins with their parameters. What
+    /// the program's optimizer keeps is a state of the program's own ([`Session::state`]),
+    /// declared before this call, and changed with each step; it is there when this returns. By
+    /// other schemes a process that joins is refused ([`TrainError::Late`]), and the others go
+    /// on.
     ///
     /// The session makes steps by this trainer alone. Where it is told to leave
     /// ([`Session::leave_on`]), a call returns [`SessionError::Left`]: see [`Trainer::leave`].
