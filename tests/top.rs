@@ -219,7 +219,8 @@ fn a_live_screen_is_drawn_again_in_its_place() {
         };
         until(&is_drawn);
         let process = folder.text("process").trim().parse().expect("the number of a process");
-        // If it has ended, the screen says why. Not SIGINT: programs of a shell's background ignore it.
+        // If it has ended, the screen says why. Not SIGINT: programs of a shell's background ignore
+        // it.
         let _ = kill_process(Pid::from_raw(process).expect("is no 0"), Signal::TERM);
         until(&|| false);
     });

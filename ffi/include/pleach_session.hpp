@@ -53,7 +53,8 @@ public:
         detail::check(pleachSessionGetState(get(), name, &data));
         return static_cast<T *>(data);
     }
-    // `count` zeroed elements, registered for all epochs, until free_buffer or the end of this object.
+    // `count` zeroed elements, registered for all epochs, until free_buffer or the end of this
+    // object.
     template <typename T> T *buffer(std::size_t count) {
         if (count > SIZE_MAX / sizeof(T)) throw Error(pleachInvalidArgument, "too many elements");
         void *data = nullptr;

@@ -42,8 +42,9 @@ private:
     const pleachArrival_t *arrival_;
 };
 
-// Memory that ranks read and write without each other's calls; its destructor destroys it. All ranks
-// must hold theirs until none reads or writes any more: see finalize. The communicator may end before.
+// Memory that ranks read and write without each other's calls; its destructor destroys it. All
+// ranks must hold theirs until none reads or writes any more: see finalize. The communicator may
+// end before.
 template <typename T> class Window {
 public:
     Window(const Communicator &comm, std::size_t count, int slots = 1) : count_(count) {
@@ -85,7 +86,8 @@ public:
         detail::check(pleachWindowWrite(get(), peer, slot, data, count, &word));
     }
     // Calls `arrived` with each write that has come, an Arrival<T>; waits for one up to `timeout`.
-    // Returns how many there were. The first exception of `arrived` is thrown when all have been seen.
+    // Returns how many there were. The first exception of `arrived` is thrown when all have been
+    // seen.
     template <typename Function>
     std::size_t poll(Function &&arrived, std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) {
         Polled<std::remove_reference_t<Function>> polled = {&arrived, nullptr};

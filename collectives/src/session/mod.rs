@@ -489,8 +489,9 @@ impl Session {
     }
 
     /// Has calls of the session that wait ask this now and then, as
-    /// [`Group::interrupted_by`](crate::Group::interrupted_by) has those of a group. If the answer is
-    /// true, they end with [`SessionError::Interrupted`], and the others go on without this process.
+    /// [`Group::interrupted_by`](crate::Group::interrupted_by) has those of a group. If the answer
+    /// is true, they end with [`SessionError::Interrupted`], and the others go on without this
+    /// process.
     pub fn interrupted_by(&mut self, interrupted: fn() -> bool) {
         self.member.lock().interrupt_by(interrupted);
     }

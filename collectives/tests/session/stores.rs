@@ -74,8 +74,8 @@ fn processes_join(meet: &str) {
     job.check();
 }
 
-/// The store is away while nothing changes, and nobody notices; when members change, it is missed,
-/// and all say so.
+/// The store is away while nothing changes, and no member misses it. When members change, all say
+/// that it is away.
 fn a_store_that_is_away(meet: &str, end: impl FnOnce()) {
     let mut job = Job::start("tcp", 4, &[meet, SECRET, "hosts=1", "suspect=500"]);
     job.await_step(0, 5);

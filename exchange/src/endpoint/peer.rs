@@ -282,7 +282,8 @@ impl PeerShared {
         LinkError::Timeout { peer: self.address.clone(), waited: clock::now().since(since) }
     }
 
-    /// Connects and shakes hands. Returns the connection, the link and what the peer says of itself.
+    /// Connects and shakes hands. Returns the connection, the link and what the peer says of
+    /// itself.
     fn dial(&self, since: Nanos, deadline: Nanos) -> Result<(Connection, LinkId, Introduction), LinkError> {
         let found = self.lookup.addresses(&self.address, deadline.since(clock::now()));
         let waited = || clock::now().since(since);

@@ -73,8 +73,8 @@ pub struct pleachMember_t {
     pub incarnation: u64,
 }
 
-/// A verdict for the caller. `attempt`: the epoch of the attempt, the number of its members, and the
-/// next step.
+/// A verdict for the caller. `attempt`: the epoch of the attempt, the number of its members, and
+/// the next step.
 pub(crate) fn told(
     size: usize,
     verdict: Verdict,
@@ -120,8 +120,8 @@ fn reason_of(reason: Reason) -> c_int {
 /// size_t. Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
-/// between pleachGroupStart and pleachGroupEnd, if no call has told a change, another thread is in a
-/// call on the session, or this process is a forked child; pleachInternalError after a mistake of
+/// between pleachGroupStart and pleachGroupEnd, if no call has told a change, another thread is in
+/// a call on the session, or this process is a forked child; pleachInternalError after a mistake of
 /// the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSessionGetChange(

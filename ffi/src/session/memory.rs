@@ -32,8 +32,8 @@ impl Kept {
 /// A buffer of a session. Clones are the same buffer.
 #[derive(Clone)]
 pub(crate) struct SessionBuffer {
-    /// The caller reaches the bytes by their address alone; the lock makes the type one that threads
-    /// may share.
+    /// The caller reaches the bytes by their address alone; the lock makes the type one that
+    /// threads may share.
     memory: Arc<Mutex<Buffer<u8>>>,
     addresses: Range<usize>,
 }
@@ -127,10 +127,11 @@ unsafe fn named(name: *const c_char) -> Result<String, Failed> {
 /// step that was committed and before the next pleachSessionNext, until pleachSessionDestroy.
 /// Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or there is a state
-/// of this name; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread
-/// is in a call on the session, or this process has left it or is a forked child; pleachSystemError
-/// if the system refuses memory; pleachInternalError after a mistake of the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or there is a
+/// state of this name; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another
+/// thread is in a call on the session, or this process has left it or is a forked child;
+/// pleachSystemError if the system refuses memory; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSessionState(
     session: pleachSession_t,
@@ -163,8 +164,8 @@ pub unsafe extern "C" fn pleachSessionState(
 ///
 /// Returns: pleachSuccess, also after pleachSessionLeave; pleachInvalidArgument if there is no such
 /// session or state, or an argument is NULL; pleachInvalidUsage between pleachGroupStart and
-/// pleachGroupEnd, if another thread is in a call on the session, or this process is a forked child;
-/// pleachInternalError after a mistake of the library.
+/// pleachGroupEnd, if another thread is in a call on the session, or this process is a forked
+/// child; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSessionGetState(
     session: pleachSession_t,
@@ -194,9 +195,9 @@ pub unsafe extern "C" fn pleachSessionGetState(
 /// thread at the same time is refused. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, `data` is NULL or
-/// `size` is 0; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is
-/// in a call on the session, or this process has left it or is a forked child; pleachSystemError if
-/// the system refuses memory; pleachInternalError after a mistake of the library.
+/// `size` is 0; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread
+/// is in a call on the session, or this process has left it or is a forked child; pleachSystemError
+/// if the system refuses memory; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSessionBuffer(
     session: pleachSession_t,
@@ -230,10 +231,10 @@ pub unsafe extern "C" fn pleachSessionBuffer(
 /// Ownership: the memory goes back to the library, which keeps it as long as calls use it. Threads:
 /// any; a call of a second thread at the same time is refused. Blocks: no.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `data` is no buffer
-/// of it; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is in a
-/// call on the session, or this process is a forked child; pleachInternalError after a mistake of
-/// the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `data` is no
+/// buffer of it; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread
+/// is in a call on the session, or this process is a forked child; pleachInternalError after a
+/// mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachSessionFreeBuffer(session: pleachSession_t, data: *mut c_void) -> pleachResult_t {
     guarded(|| {

@@ -321,8 +321,8 @@ pub unsafe extern "C" fn pleachSessionJoin(
 /// child, or members declare different states; pleachExpelled if the others go on without this
 /// process; pleachNoQuorum if too few members answer; pleachTooFew if there are fewer members than
 /// `fewest` for too long; pleachStepFailed if the step failed on another member again and again;
-/// pleachLeft if this process has left, as it was told to; pleachRemoteError if all members that had
-/// the states are gone; pleachSystemError if the system refuses memory or a thread;
+/// pleachLeft if this process has left, as it was told to; pleachRemoteError if all members that
+/// had the states are gone; pleachSystemError if the system refuses memory or a thread;
 /// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSessionNext(
@@ -351,16 +351,16 @@ pub unsafe extern "C" fn pleachSessionNext(
 ///
 /// Ownership: `outcome` is pleachSuccess if the step was done, and any other number if it was not.
 /// A step in which a call on the communicator has failed was not done, whatever `outcome` says.
-/// `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads: any;
-/// a call of a second thread at the same time is refused. Blocks: until all members have said so,
-/// or one of them that is late for the timeout of the session has been left behind.
+/// `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads:
+/// any; a call of a second thread at the same time is refused. Blocks: until all members have said
+/// so, or one of them that is late for the timeout of the session has been left behind.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `verdict` is NULL
 /// or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-/// pleachGroupEnd, if no step has begun, another thread is in a call on the session, or this process
-/// has left it or is a forked child; pleachExpelled if the others go on without this process;
-/// pleachNoQuorum if too few members answer; pleachStepFailed if the step failed again and again,
-/// here or on another member; pleachLeft if this process has left, as it was told to;
+/// pleachGroupEnd, if no step has begun, another thread is in a call on the session, or this
+/// process has left it or is a forked child; pleachExpelled if the others go on without this
+/// process; pleachNoQuorum if too few members answer; pleachStepFailed if the step failed again and
+/// again, here or on another member; pleachLeft if this process has left, as it was told to;
 /// pleachSystemError if the system refuses what outlives this process; pleachInternalError after a
 /// mistake of the library.
 #[unsafe(no_mangle)]
@@ -401,11 +401,11 @@ pub unsafe extern "C" fn pleachSessionCommit(
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInvalidUsage
 /// between pleachGroupStart and pleachGroupEnd, if a step has begun, another thread is in a call on
-/// the session, or this process has left it or is a forked child; pleachDiverged if a state is not the same on all
-/// members, whose seats the text of the error names; pleachExpelled if the others go on without this
-/// process; pleachNoQuorum if too few members answer; pleachLeft if this process has left, as it was
-/// told to; pleachSystemError if the system refuses memory; pleachInternalError after a mistake of
-/// the library.
+/// the session, or this process has left it or is a forked child; pleachDiverged if a state is not
+/// the same on all members, whose seats the text of the error names; pleachExpelled if the others
+/// go on without this process; pleachNoQuorum if too few members answer; pleachLeft if this process
+/// has left, as it was told to; pleachSystemError if the system refuses memory; pleachInternalError
+/// after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachSessionAudit(session: pleachSession_t) -> pleachResult_t {
     guarded(|| {
@@ -508,8 +508,8 @@ pub extern "C" fn pleachSessionLeave(session: pleachSession_t) -> pleachResult_t
 /// Ownership: the handle, the communicator of the epoch, and the memory of buffers and states go
 /// back to the library, and the handle is invalid from now on. A call of another thread that is
 /// under way keeps them until the call has ended. Threads: any, also while another thread is in a
-/// call. Blocks: while the call of the epoch's communicator that is under way ends. It does not wait
-/// for calls of other threads on the session.
+/// call. Blocks: while the call of the epoch's communicator that is under way ends. It does not
+/// wait for calls of other threads on the session.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInternalError
 /// after a mistake of the library.

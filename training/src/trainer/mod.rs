@@ -42,8 +42,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pleach_collectives::session::Session;
-#[cfg(doc)]
-use pleach_collectives::session::SessionError;
 use pleach_collectives::{Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp};
 use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
@@ -238,7 +236,7 @@ impl Trainer {
     /// on.
     ///
     /// The session makes steps by this trainer alone. Where it is told to leave
-    /// ([`Session::leave_on`]), a call returns [`SessionError::Left`]: see [`Trainer::leave`].
+    /// ([`Session::leave_on`]), a call returns `SessionError::Left`: see [`Trainer::leave`].
     ///
     /// # Errors
     ///
@@ -465,7 +463,7 @@ impl Trainer {
         }
     }
 
-    /// Leaves the session of a training in one: after [`SessionError::Left`], or for good before
+    /// Leaves the session of a training in one: after `SessionError::Left`, or for good before
     /// the last step. The others go on.
     pub fn leave(mut self) {
         let in_session = self.in_session.take();

@@ -452,7 +452,7 @@ impl<'a> JoinProtocol<'a> {
     /// Claims this rank's number and compares its record with all others.
     fn exchange_records(&mut self, probe_listener: Option<&str>) -> Result<Vec<RankRecord>, JoinError> {
         let (rank, deadline) = (self.world.rank, self.deadline);
-        let knobs = common_knobs(self.world, self.options)?;
+        let knobs = compared_knobs(self.world, self.options)?;
         let (host, path) = (self.world.host.as_deref(), self.store.path());
         let own = RankRecord::own(self.world.world_size, host, probe_listener, path, &knobs);
         // In the form that the other ranks will decode.
@@ -814,7 +814,10 @@ fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
 }
 
 /// The settings that must be equal on all ranks: those of the caller and those of every rank.
-pub(crate) fn common_knobs(world: &World, options: &JoinOptions) -> Result<Vec<(String, String)>, JoinError> {
+pub(crate) fn compared_knobs(
+    world: &World,
+    options: &JoinOptions,
+) -> Result<Vec<(String, String)>, JoinError> {
     let given = if world.secret.is_some() { "set" } else { "not set" };
     let tls = world.secret.as_ref().map_or_else(Tls::from_env, Secret::tls);
     let tls = tls.map_err(OpenStoreError::Tls)?;

@@ -26,7 +26,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
-use super::join::{common_knobs, found};
+use super::join::{compared_knobs, found};
 use super::listening::listening_address;
 use super::outside::store_of;
 use super::outside::table::Beat;
@@ -302,7 +302,7 @@ fn own_record(
     options: &JoinOptions,
     path: Option<super::StorePath>,
 ) -> Result<RankRecord, JoinError> {
-    let knobs = common_knobs(world, options)?;
+    let knobs = compared_knobs(world, options)?;
     Ok(RankRecord::own(ANY_SIZE, world.host.as_deref(), None, path, &knobs))
 }
 

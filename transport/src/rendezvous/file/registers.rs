@@ -1,8 +1,8 @@
 //! Write-once registers in a folder that all hosts see.
 //!
-//! **Invariant:** a register is a file that came under its name whole, by a hard link to a draft, or
-//! is not there. The first link counts, on NFS too, where the answer to a link may be lost: then the
-//! file is compared with the draft.
+//! **Invariant:** a register is a file that came under its name whole, by a hard link to a draft,
+//! or is not there. The first link counts, on NFS too, where the answer to a link may be lost: then
+//! the file is compared with the draft.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -21,8 +21,8 @@ pub(in crate::rendezvous) struct RegisterFolder {
 }
 
 impl RegisterFolder {
-    /// The registers of a job in the folder where its ranks meet. `begins`: the job begins, and those
-    /// of jobs that have ended are removed.
+    /// The registers of a job in the folder where its ranks meet. `begins`: the job begins, and
+    /// those of jobs that have ended are removed.
     pub(in crate::rendezvous) fn open(
         folder: &Path,
         job: &str,
