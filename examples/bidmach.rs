@@ -15,6 +15,7 @@
 //! has fixed members. There a round opens when a share of the line is there, so a slow rank holds
 //! nobody up.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, exit};
 use std::time::Duration;
 
@@ -60,18 +61,37 @@ fn main() -> Result<(), Failure> {
 fn start() -> Result<(), Failure> {
     let folder = std::env::temp_dir().join(format!("pleach-bidmach-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
-    let start = |rank: usize| {
+    let mut members = Members { folder, ranks: Vec::new() };
+    for rank in 0..MEMBERS {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(MEMBER).env("PLEACH_RANK", rank.to_string());
         command.env("PLEACH_WORLD_SIZE", MEMBERS.to_string());
-        command.env("PLEACH_RENDEZVOUS", format!("file://{}", folder.display())).spawn()
-    };
-    let ranks: Vec<Child> = (0..MEMBERS).map(start).collect::<Result<_, _>>()?;
-    let ended = ranks.into_iter().map(|mut rank| rank.wait()).collect::<Result<Vec<_>, _>>();
-    std::fs::remove_dir_all(&folder)?;
-    let trained = ended?.into_iter().filter(|status| status.success()).count();
+        command.env("PLEACH_RENDEZVOUS", format!("file://{}", members.folder.display()));
+        members.ranks.push(command.spawn()?);
+    }
+    let mut trained = 0;
+    for rank in &mut members.ranks {
+        trained += usize::from(rank.wait()?.success());
+    }
     assert_eq!(trained, MEMBERS - 1, "all but one train to the end");
     Ok(())
+}
+
+/// The members that were started, and the folder where they meet. None outlives the value.
+struct Members {
+    folder: PathBuf,
+    ranks: Vec<Child>,
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            // It may have ended.
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
 }
 
 /// One rank.

@@ -18,10 +18,13 @@ pub(crate) struct Job {
     folder: PathBuf,
     size: u32,
     members: Vec<Child>,
-    sender: Sender<(u32, String)>,
-    lines: Receiver<(u32, String)>,
+    sender: Sender<(u32, Option<String>)>,
+    /// `None`: the member says no more.
+    lines: Receiver<(u32, Option<String>)>,
     /// What each has said and nobody has asked for.
     said: Vec<Vec<String>>,
+    /// Which say no more.
+    ended: Vec<bool>,
 }
 
 impl Job {
@@ -34,24 +37,28 @@ impl Job {
             std::env::temp_dir().join(format!("pleach-bench-elastic-{}-{number}", std::process::id()));
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let (sender, lines) = channel();
-        let mut job = Self { folder, size, members: Vec::new(), sender, lines, said: Vec::new() };
+        let mut job =
+            Self { folder, size, members: Vec::new(), sender, lines, said: Vec::new(), ended: Vec::new() };
         for _ in 0..size {
             job.spawn(settings)?;
         }
         Ok(job)
     }
 
-    /// Starts one more. Returns its number, which is the seat that it asks for.
+    /// Starts one more, which joins where all others were started. Returns its number.
     pub(crate) fn spawn(&mut self, settings: &str) -> Result<u32, String> {
         let seat = self.members.len() as u32;
+        // One that joins is given a seat that is free, whatever its rank is.
+        let rank = seat.min(self.size - 1);
         let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
         let mut child = Command::new(own)
             .args(["--member", settings])
-            .env("PLEACH_RANK", seat.to_string())
+            .env("PLEACH_RANK", rank.to_string())
             .env("PLEACH_WORLD_SIZE", self.size.to_string())
-            .env("PLEACH_LOCAL_RANK", seat.to_string())
+            .env("PLEACH_LOCAL_RANK", rank.to_string())
             .env("PLEACH_RENDEZVOUS", format!("file://{}", self.folder.display()))
-            .stdin(Stdio::null())
+            // Its end tells the member that this process is gone.
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| format!("a rank is not started: {error}"))?;
@@ -59,11 +66,13 @@ impl Job {
         let sender = self.sender.clone();
         thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                let _ = sender.send((seat, line));
+                let _ = sender.send((seat, Some(line)));
             }
+            let _ = sender.send((seat, None));
         });
         self.members.push(child);
         self.said.push(Vec::new());
+        self.ended.push(false);
         Ok(seat)
     }
 
@@ -82,8 +91,12 @@ impl Job {
                 let words = line.split(' ').skip(1);
                 return words.map(|word| word.parse().map_err(|error| format!("{line}: {error}"))).collect();
             }
+            if self.ended[seat as usize] {
+                return Err(format!("rank {seat} has ended and had not said '{first}'; see its output"));
+            }
             match self.lines.recv_timeout(until.since(clock::now())) {
-                Ok((seat, line)) => self.said[seat as usize].push(line),
+                Ok((seat, Some(line))) => self.said[seat as usize].push(line),
+                Ok((seat, None)) => self.ended[seat as usize] = true,
                 Err(_) => {
                     return Err(format!(
                         "rank {seat} did not say '{first}' within {PATIENCE:?}; see its output"

@@ -38,6 +38,11 @@ pub(crate) fn say(word: &str, numbers: &[u64]) {
 
 /// `EXPERIMENT FABRIC NAME=VALUE…`
 pub(crate) fn run(told: &str) -> Result<(), String> {
+    // The bench holds the other end, also when it is killed.
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        std::process::exit(1);
+    });
     let mut words = told.split(' ');
     let (experiment, fabric) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let fabric: Fabric = fabric.parse().map_err(|_| format!("{told}: no fabric"))?;
