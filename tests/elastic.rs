@@ -6,7 +6,9 @@
 mod launcher;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Output, Stdio};
 
 use launcher::{expect_refused, field, finish, number, pleach, rank_process, signal, text};
@@ -408,7 +410,7 @@ fn the_others_go_on_when_no_restart_is_left_and_the_job_ends_when_they_are_too_f
     let ended = training.launcher.wait_with_output().expect("its own");
     let error = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{error}");
-    assert!(error.contains("error: too few ranks: 2 of at least 3 run"), "{error}");
+    assert!(error.contains("error: too few ranks: 2 ranks run and at least 3 must; ranks were started anew 0 of 0 times"), "{error}");
 }
 
 #[test]
@@ -416,6 +418,22 @@ fn ranks_that_fail_again_and_again_end_the_job() {
     let output = run(&["run", "-n", "2", "--elastic", "--restarts", "2", "--", "sh", "-c", "exit 3"]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("error: too few ranks: 0 of at least 1 run"), "{error}");
+    assert!(error.contains("error: too few ranks: 0 ranks run and at least 1 must; ranks were started anew"), "{error}");
     assert!(error.contains("exited with status 3"), "{error}");
+}
+
+#[test]
+fn a_job_whose_last_rank_failed_has_failed_also_when_another_had_ended_well() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("last-end-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    // Rank 1 ends when the launcher has reaped rank 0: until then there is its process.
+    let script = r#"if [ $PLEACH_RANK = 0 ]; then echo $$ >"$0/new" && mv "$0/new" "$0/first"; exit 0; fi
+        until [ -e "$0/first" ]; do :; done; read first <"$0/first"
+        while kill -0 "$first" 2>/dev/null; do :; done; exit 4"#;
+    let folder_text = folder.to_str().expect("is text");
+    let output = run(&["run", "-n", "2", "--elastic", "--", "sh", "-c", script, folder_text]);
+    fs::remove_dir_all(&folder).expect("its own");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("error: rank 1") && error.contains("exited with status 4"), "{error}");
 }

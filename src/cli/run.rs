@@ -47,9 +47,9 @@ pub(crate) struct Arguments {
     /// When ranks speak TLS over TCP [default: PLEACH_TLS, or where an address is not loopback]
     #[arg(long, value_name = "MODE", value_parser = ["off", "on", "require"])]
     tls: Option<String>,
-    /// Start a rank anew that has died: it joins the job, whose others go on (of programs in a
-    /// session). The job ends when fewer than MIN ranks are left and no restart, and it has ended
-    /// well when a rank has [default: 1:W]
+    /// Restart a rank that has died; the program must use a session. The other ranks go on, and
+    /// the restarted rank joins them. The job ends when fewer than MIN ranks of this launcher run
+    /// and no restart is left. The job succeeds if the last rank to end has status 0 [default: 1:W]
     #[arg(long, value_name = "MIN:MAX", num_args = 0..=1, require_equals = true)]
     elastic: Option<Option<Bounds>>,
     /// How many times a rank is started anew, all ranks together [default: 3]

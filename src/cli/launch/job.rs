@@ -53,7 +53,7 @@ pub(super) enum JobEnd {
     /// A rank failed first.
     Failed(Failure),
     /// A rank has died, and too few are left to go on without it.
-    TooFew { failure: Failure, running: u32, outliving: Outliving },
+    TooFew { failure: Failure, running: u32, outliving: Outliving, used: u32 },
     /// The person ended it.
     Signal(String),
     /// Nobody reads what it prints.
@@ -112,7 +112,7 @@ pub(super) struct Job {
     any_failed: bool,
     /// Whether one has ended well.
     any_done: bool,
-    /// The last that has died and that the others went on without.
+    /// The failure of the rank that has ended last, if it did not end well.
     missed: Option<Failure>,
     /// When the ranks that still run get SIGTERM.
     end_at: Option<Nanos>,
@@ -188,7 +188,7 @@ impl Job {
     }
 
     /// Serves the ranks until all have ended. With `restarts` the job outlives some of them, and
-    /// has ended well when one has.
+    /// has ended well when the last one has.
     pub(super) fn run(mut self, mut restarts: Option<Restarts<'_>>) -> Result<(), JobEnd> {
         while self.ranks.iter().any(|rank| rank.alive.is_some()) {
             self.sleep(self.next_deadline());
@@ -212,10 +212,7 @@ impl Job {
         }
         self.pass_on(true);
         match self.end_cause {
-            None => match self.missed {
-                Some(failure) if !self.any_done => Err(JobEnd::Failed(failure)),
-                _ => Ok(()),
-            },
+            None => self.missed.map_or(Ok(()), |failure| Err(JobEnd::Failed(failure))),
             // They took it as a request to end, and did.
             Some(JobEnd::Signal(_)) if !self.any_failed => Ok(()),
             Some(end_cause) => Err(end_cause),
@@ -296,7 +293,7 @@ impl Job {
 
     /// Reaps the ranks that have ended.
     fn reap(&mut self, restarts: Option<&mut Restarts<'_>>) {
-        let mut failures = Vec::new();
+        let (mut failures, mut any_well) = (Vec::new(), false);
         let mut closed = None;
         for rank in &mut self.ranks {
             let Some(alive) = &rank.alive else { continue };
@@ -326,11 +323,12 @@ impl Job {
                 }
                 stream.held_until = None;
             }
-            self.any_done |= status.success();
+            any_well |= status.success();
             if !status.success() {
                 failures.push(Failure { rank: rank.rank, process: rank.child.id(), status, error });
             }
         }
+        self.any_done |= any_well;
         match restarts {
             Some(restarts) if self.end_cause.is_none() => {
                 failures.into_iter().for_each(|failure| self.outlive(failure, restarts));
@@ -341,6 +339,10 @@ impl Job {
                     self.end(JobEnd::Failed(failure.clone()));
                 }
             }
+        }
+        if any_well {
+            // Nobody knows in which order those ended that are reaped together.
+            self.missed = None;
         }
         if let Some(end_cause) = closed {
             self.end(end_cause);
@@ -364,10 +366,16 @@ impl Job {
                 self.start(rank, restarts.command(rank), Output::Prefixed);
             }
             Fate::Without => {
-                note(&format!("{text}; the others go on without it"));
+                if running > 0 {
+                    note(&format!("{text}; the others go on without it"));
+                } else {
+                    note(&text);
+                }
                 self.missed = Some(failure);
             }
-            Fate::End => self.end(JobEnd::TooFew { failure, running, outliving }),
+            Fate::End => {
+                self.end(JobEnd::TooFew { failure, running, outliving, used: restarts.used() });
+            }
         }
     }
 

@@ -129,8 +129,8 @@ impl Launch {
         match end_cause {
             JobEnd::Failed(failure) if failure.is_usage() => CommandError::usage(failure.text()),
             JobEnd::Failed(failure) => CommandError::failed(failure.text()),
-            JobEnd::TooFew { failure, running, outliving } => CommandError::failed(format!(
-                "too few ranks: {running} of at least {} run, and a rank was started anew {} times at most; at last: {}",
+            JobEnd::TooFew { failure, running, outliving, used } => CommandError::failed(format!(
+                "too few ranks: {running} ranks run and at least {} must; ranks were started anew {used} of {} times; the last end: {}",
                 outliving.bounds().fewest(),
                 outliving.restarts(),
                 failure.text()

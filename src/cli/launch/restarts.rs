@@ -81,6 +81,11 @@ impl<'a> Restarts<'a> {
         (self.command)(rank)
     }
 
+    /// How many times a rank was started anew.
+    pub(crate) fn used(&self) -> u32 {
+        self.used
+    }
+
     pub(crate) fn outliving(&self) -> Outliving {
         self.outliving
     }
