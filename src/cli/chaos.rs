@@ -38,6 +38,9 @@ const ELEMENTS: usize = 10_000;
 /// How long a rank computes between two sums: its steps are lines to be read.
 const COMPUTING: Duration = Duration::from_millis(1);
 
+/// The faults where none are named, as far as they are possible by the fabric.
+const USUAL_FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave];
+
 /// Most ranks: each is a bit.
 const RANKS_MAX: u32 = 64;
 
@@ -63,9 +66,10 @@ pub(crate) struct Arguments {
     /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value_t)]
     fabric: FabricChoice,
-    /// The faults, in turn, where the limits allow them: kill, stop, join and leave
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kill,stop,join,leave")]
-    faults: Vec<Fault>,
+    /// The faults, in turn, where the limits allow them [default: kill,stop,join,leave, and no
+    /// join where the fabric is shm+tcp or shm+verbs, which take none]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    faults: Option<Vec<Fault>>,
     /// The time between two faults, at least: the others have to have gone on
     #[arg(long, value_name = "D", value_parser = time, default_value = "2s")]
     every: Duration,
@@ -94,6 +98,30 @@ fn bounds(text: &str) -> Result<Bounds, String> {
         .ok_or_else(|| format!("give MIN:MAX, as 2:6, with MIN from 1 and MAX above it, at most {RANKS_MAX}"))
 }
 
+impl Arguments {
+    /// The faults that were asked for, if they are possible.
+    fn faults(&self) -> Result<Vec<Fault>, CommandError> {
+        let Some(named) = &self.faults else {
+            return Ok(USUAL_FAULTS.into_iter().filter(|fault| fault.is_possible_by(self.fabric)).collect());
+        };
+        if let Some(fault) = named.iter().find(|fault| !fault.is_possible_by(self.fabric)) {
+            return Err(CommandError::typed(fault.refusal(self.fabric)));
+        }
+        if only_joins(named) && self.ranks.most() <= 2 {
+            return Err(CommandError::typed(format!(
+                "no fault is possible: --faults join, and two ranks begin the job, which --ranks {} allows no third; \
+                 give --ranks 1:3 or other faults",
+                self.ranks
+            )));
+        }
+        Ok(named.clone())
+    }
+}
+
+fn only_joins(faults: &[Fault]) -> bool {
+    faults.iter().all(|fault| *fault == Fault::Join)
+}
+
 /// Runs `pleach chaos`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let world = World::find(&ExplicitWorld::default()).map_err(CommandError::usage)?;
@@ -106,6 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
             ));
         }
     }
+    let faults = arguments.faults()?;
     let until = clock::now() + arguments.lasts;
     let mut totals = Totals { fewest: arguments.ranks.most(), ..Totals::default() };
     if !arguments.json {
@@ -113,7 +142,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
     let mut jobs = 0;
     while jobs == 0 || clock::now() < until {
-        Job::start(arguments, arguments.seed.wrapping_add(jobs))?.run(until, &mut totals)?;
+        Job::start(arguments, &faults, arguments.seed.wrapping_add(jobs))?.run(until, &mut totals)?;
         jobs += 1;
     }
     totals.print(arguments.json, jobs)
@@ -229,21 +258,19 @@ struct Job {
 }
 
 impl Job {
-    fn start(arguments: &Arguments, seed: u64) -> Result<Self, CommandError> {
+    fn start(arguments: &Arguments, faults: &[Fault], seed: u64) -> Result<Self, CommandError> {
         let bounds = arguments.ranks;
-        let only_joins = arguments.faults.iter().all(|fault| *fault == Fault::Join);
         // There is a job to join, and a seat that is free.
-        let ranks = if only_joins { bounds.fewest().max(2) } else { bounds.most() };
+        let ranks = if only_joins(faults) { bounds.fewest().max(2) } else { bounds.most() };
         let mut command: Vec<OsString> = std::env::args_os().skip(1).collect();
         command.push("--member".into());
         let mut checker = Checker::default();
         (0..ranks).for_each(|number| checker.begins(number));
-        let faults = arguments.faults.clone();
         Ok(Self {
             as_json: arguments.json,
             founders: ranks,
             members: Members::start(ranks, &command)?,
-            strikes: Strikes::new(ranks, bounds, faults, arguments.every, seed),
+            strikes: Strikes::new(ranks, bounds, faults.to_vec(), arguments.every, seed),
             checker,
             survivors: BTreeMap::new(),
             epoch: 0,
@@ -273,7 +300,7 @@ impl Job {
                     self.tell(strike)?;
                 }
             }
-            if clock::now().since(self.heard) > PATIENCE && !is_settled {
+            if self.strikes.awaits_ranks() && clock::now().since(self.heard) > PATIENCE {
                 let seconds = PATIENCE.as_secs();
                 return Err(CommandError::failed(format!(
                     "ranks stand still: not all went on within {seconds} s; report this with PLEACH_LOG=debug"

@@ -96,6 +96,8 @@ pub(crate) struct Strikes {
     next_at: Nanos,
     /// The place in the list of the fault whose turn it is.
     turn: usize,
+    /// Whether a rank has made the last step.
+    is_over: bool,
 }
 
 impl Strikes {
@@ -112,6 +114,7 @@ impl Strikes {
             began: None,
             next_at: Nanos::ZERO,
             turn: 0,
+            is_over: false,
         }
     }
 
@@ -143,6 +146,26 @@ impl Strikes {
     /// Whether a rank is left that works, or is about to.
     pub(crate) fn has_ranks(&self) -> bool {
         self.working() > 0 || self.ranks.iter().any(|rank| matches!(rank, Rank::Starting | Rank::Joining))
+    }
+
+    /// Whether ranks have to begin, or to go on after a fault.
+    pub(crate) fn awaits_ranks(&self) -> bool {
+        self.newest.is_some() || self.ranks.contains(&Rank::Starting)
+    }
+
+    /// A rank has made the last step: from now on nobody is struck and nobody joins.
+    pub(crate) fn session_ends(&mut self, number: u32) {
+        self.is_over = true;
+        let state = &mut self.ranks[number as usize];
+        if *state == Rank::Joining {
+            // It came in time for the last step.
+            *state = Rank::Working { ranks: 0 };
+        }
+    }
+
+    /// Whether a rank has made the last step.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
     }
 
     /// Whether a rank has ended well.
@@ -204,7 +227,7 @@ impl Strikes {
             self.wake_the_stopped(members);
             return Ok(Look::WentOn(Strike { seat: self.seats[strike.number as usize], ..strike }));
         }
-        if now < self.next_at || self.has_done() {
+        if now < self.next_at || self.is_over || self.has_done() {
             return Ok(Look::Nothing);
         }
         let Some((fault, turn)) = self.next_fault() else { return Ok(Look::Nothing) };

@@ -95,6 +95,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if arguments.recovery.member {
         return member(arguments, fabric);
     }
+    if !arguments.recovery.fault.is_possible_by(fabric) {
+        return Err(CommandError::typed(arguments.recovery.fault.refusal(fabric)));
+    }
     if is_one_of_several(&arguments.world)? {
         return Err(CommandError::typed(
             "one process too many: recovery starts its ranks by itself, to strike one of them; start it once, without a launcher",
@@ -132,7 +135,8 @@ fn sample(fault: Fault, ranks: u32, struck: u32) -> Result<(Sample, String), Com
     let mut ready = 0;
     let until = clock::now() + PATIENCE;
     while ready < ranks {
-        if let Some(name) = line(&mut members, None, until)?.1.strip_prefix("ready ") {
+        let said = next(&mut members, None, until)?.1;
+        if let Some(name) = said.as_deref().and_then(|line| line.strip_prefix("ready ")) {
             name.clone_into(&mut fabric);
             ready += 1;
         }
@@ -144,8 +148,13 @@ fn sample(fault: Fault, ranks: u32, struck: u32) -> Result<(Sample, String), Com
     let (after, mut healing) = (fault.ranks_after(ranks), None);
     let mut survivors = BTreeMap::new();
     let until = at + PATIENCE;
-    while survivors.len() < after as usize {
-        let (from, line) = line(&mut members, (!joins).then_some(struck), until)?;
+    let mut has_left = false;
+    while survivors.len() < after as usize || (fault == Fault::Leave && !has_left) {
+        let (from, said) = next(&mut members, (!joins).then_some((struck, fault)), until)?;
+        let Some(line) = said else {
+            has_left = true;
+            continue;
+        };
         let (kind, rest) = line.split_once(' ').unwrap_or((line.as_str(), ""));
         match kind {
             "change" => {
@@ -162,22 +171,28 @@ fn sample(fault: Fault, ranks: u32, struck: u32) -> Result<(Sample, String), Com
     Ok((Sample { recovered: Recovered::of(at, survivors.into_values()), healing }, fabric))
 }
 
-/// The next line of a member.
-fn line(members: &mut Members, struck: Option<u32>, until: Nanos) -> Result<(u32, String), CommandError> {
-    loop {
-        match members.next(until) {
-            Some((number, Told::Line(line))) => return Ok((number, line)),
-            Some((number, Told::Ended(..))) if struck == Some(number) => {}
-            Some((number, Told::Ended(status, error))) => {
-                let error = error.unwrap_or_else(|| status.to_string());
-                return Err(CommandError::failed(format!("rank {number} did not go on: {error}")));
+/// The next line of a member; `None`: the struck one has ended, as its fault has it.
+fn next(
+    members: &mut Members,
+    struck: Option<(u32, Fault)>,
+    until: Nanos,
+) -> Result<(u32, Option<String>), CommandError> {
+    match members.next(until) {
+        Some((number, Told::Line(line))) => Ok((number, Some(line))),
+        Some((number, Told::Ended(status, error))) => {
+            let struck = struck.filter(|(struck, _)| *struck == number).map(|(_, fault)| fault);
+            if struck.is_some_and(|fault| fault != Fault::Leave || status.success()) {
+                return Ok((number, None));
             }
-            None => {
-                let seconds = PATIENCE.as_secs();
-                return Err(CommandError::failed(format!(
-                    "ranks stand still: not all went on within {seconds} s; report this with PLEACH_LOG=debug"
-                )));
-            }
+            let error = error.unwrap_or_else(|| status.to_string());
+            let how = if struck.is_some() { "did not leave well" } else { "did not go on" };
+            Err(CommandError::failed(format!("rank {number} {how}: {error}")))
+        }
+        None => {
+            let seconds = PATIENCE.as_secs();
+            Err(CommandError::failed(format!(
+                "ranks stand still: not all went on within {seconds} s; report this with PLEACH_LOG=debug"
+            )))
         }
     }
 }

@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use pleach::partial::duration;
 use pleach::session::{Elastic, Session, SessionError};
 use pleach::transport::{Nanos, clock};
-use pleach::{Options, Reproducible};
+use pleach::{FabricChoice, Options, Reproducible};
 use pleach_training::{Layout, Learner as _, Perceptron, Scheme, Sgd, TrainError, Trainer};
 use pleach_vocabulary::random::Random;
 use serde_json::json;
@@ -54,6 +54,9 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// How a rank says to its launcher what its seat is, and of how many ranks a new epoch is.
 const MARK: &str = "@epoch ";
+
+/// How a rank says to its launcher that it has made the last step: the session is over.
+const END: &str = "@end";
 
 /// Options of trainings whose ranks may end.
 #[derive(Clone, Debug, clap::Args)]
@@ -117,7 +120,7 @@ pub(crate) fn run(
     let layout = Layout::of(&arguments.model.network(&data.train).lengths());
     scheme.plan_in_session(&layout, 0, 1).map_err(CommandError::typed)?;
     let ElasticArguments { chaos, member, .. } = &arguments.elastic;
-    let faults = faults(chaos.as_deref(), &scheme)?;
+    let faults = faults(chaos.as_deref(), &scheme, arguments.fabric)?;
     if is_one_of_several(&arguments.world)? {
         if chaos.is_some() {
             return Err(CommandError::typed(
@@ -173,10 +176,13 @@ fn train(
     };
     let training = Training { arguments, digits, steps, is_one_batch, optimizer, pace, tells };
     let ended = if is_exact { exact::train(&training, session) } else { training.by(scheme, session) };
-    let trained = match ended.map_err(CommandError::failed)? {
-        Some(trained) if trained.rank == 0 => trained,
-        _ => return Ok(()),
-    };
+    let Some(trained) = ended.map_err(CommandError::failed)? else { return Ok(()) };
+    if tells {
+        print("results", &format!("{END}\n"))?;
+    }
+    if trained.rank != 0 {
+        return Ok(());
+    }
     let difference = if is_exact {
         let alone = exact::alone(&training).map_err(CommandError::failed)?;
         Some(exact::difference(&trained.parameters, &alone))
@@ -204,12 +210,24 @@ fn is_one_batch(scheme: &Scheme) -> bool {
 }
 
 /// The faults that were asked for: those that are usual by this scheme, where none were named.
-fn faults(chaos: Option<&[Fault]>, scheme: &Scheme) -> Result<Vec<Fault>, CommandError> {
+fn faults(
+    chaos: Option<&[Fault]>,
+    scheme: &Scheme,
+    fabric: FabricChoice,
+) -> Result<Vec<Fault>, CommandError> {
     let may_join = |fault: &Fault| *fault != Fault::Join || is_one_batch(scheme);
     match chaos {
         None => Ok(Vec::new()),
-        Some([]) => Ok(USUAL_FAULTS.into_iter().filter(may_join).collect()),
-        Some(named) if named.iter().all(may_join) => Ok(named.to_vec()),
+        Some([]) => {
+            let is_possible = |fault: &Fault| may_join(fault) && fault.is_possible_by(fabric);
+            Ok(USUAL_FAULTS.into_iter().filter(is_possible).collect())
+        }
+        Some(named) if named.iter().all(may_join) => {
+            match named.iter().find(|fault| !fault.is_possible_by(fabric)) {
+                Some(fault) => Err(CommandError::typed(fault.refusal(fabric))),
+                None => Ok(named.to_vec()),
+            }
+        }
         Some(_) => Err(CommandError::typed(format!(
             "no rank joins by {scheme}: each has steps of its own, and nobody hands over what one needs to go on; \
              leave join out of --chaos, or train by sync"
@@ -482,9 +500,9 @@ fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32, faults: Vec<Fault>)
     }
     let mut members = Members::start(ranks, &command)?;
     let mut strikes = Strikes::new(ranks, bounds, faults, EVERY, SEED);
-    let mut failed = None;
+    let mut heard = Heard::default();
     while strikes.has_ranks() {
-        listen(&mut members, &mut strikes, &mut failed, clock::now() + LISTENING)?;
+        listen(&mut members, &mut strikes, &mut heard, clock::now() + LISTENING)?;
         if let Look::Struck(strike) = strikes.look(&mut members, clock::now())? {
             tell(strike, arguments.json)?;
         }
@@ -496,9 +514,9 @@ fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32, faults: Vec<Fault>)
     strikes.wake_the_stopped(&members);
     let until = clock::now() + LAST_WORDS;
     while strikes.has_leaving() && clock::now() < until {
-        listen(&mut members, &mut strikes, &mut failed, until)?;
+        listen(&mut members, &mut strikes, &mut heard, until)?;
     }
-    if let Some(error) = failed {
+    if let Some(error) = heard.failed {
         return Err(CommandError::failed(error));
     }
     if !strikes.has_done() {
@@ -506,17 +524,32 @@ fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32, faults: Vec<Fault>)
             "no rank is left: all have ended before the last step; start it again",
         ));
     }
+    if !heard.has_results {
+        return Err(CommandError::failed(
+            "no results: rank 0 has ended before it could compare what was trained; start it again",
+        ));
+    }
     Ok(())
 }
 
-/// Hears what a rank says, by then; keeps the error of the first rank that fails by itself.
+/// What the launcher has heard of its ranks.
+#[derive(Default)]
+struct Heard {
+    /// The error of the first rank that failed by itself.
+    failed: Option<String>,
+    /// Whether a rank has printed what the training came to.
+    has_results: bool,
+}
+
+/// Hears what a rank says, by then.
 fn listen(
     members: &mut Members,
     strikes: &mut Strikes,
-    failed: &mut Option<String>,
+    heard: &mut Heard,
     until: Nanos,
 ) -> Result<(), CommandError> {
     match members.next(until) {
+        Some((number, Told::Line(line))) if line == END => strikes.session_ends(number),
         Some((number, Told::Line(line))) => match line.strip_prefix(MARK) {
             Some(epoch) => {
                 let numbers = epoch.split_once(' ').map(|(seat, ranks)| (seat.parse(), ranks.parse()));
@@ -524,10 +557,13 @@ fn listen(
                     strikes.works(number, seat, ranks);
                 }
             }
-            None => print("results", &format!("{line}\n"))?,
+            None => {
+                heard.has_results = true;
+                print("results", &format!("{line}\n"))?;
+            }
         },
         Some((number, Told::Ended(status, error))) => {
-            let comes_too_late = strikes.is_joining(number) && strikes.has_done();
+            let comes_too_late = strikes.is_joining(number) && (strikes.is_over() || strikes.has_done());
             let struck = strikes.ended(number, status.success());
             let is_expected = match struck {
                 Some(fault) => fault != Fault::Leave || status.success(),
@@ -540,7 +576,7 @@ fn listen(
                 note(&format!("rank {number} has ended ({status}), and the others go on"));
             } else {
                 let error = error.unwrap_or_else(|| status.to_string());
-                failed.get_or_insert(format!("rank {number} failed: {error}"));
+                heard.failed.get_or_insert(format!("rank {number} failed: {error}"));
             }
         }
         None => {}
@@ -560,19 +596,26 @@ fn tell(strike: Strike, as_json: bool) -> Result<(), CommandError> {
 
 #[cfg(test)]
 mod tests {
+    use pleach::Fabric;
+
     use super::*;
+
+    const AUTO: FabricChoice = FabricChoice::Auto;
 
     #[test]
     fn ranks_join_by_sync_alone_where_no_fault_is_named_and_nowhere_else_unnoticed() {
         let scheme = |text: &str| text.parse::<Scheme>().expect("is a scheme");
         let [sync, local] = ["sync:bucket=16", "local-sgd"].map(scheme);
-        assert_eq!(faults(Some(&[]), &sync), Ok(USUAL_FAULTS.to_vec()));
-        assert_eq!(faults(Some(&[]), &local), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
+        assert_eq!(faults(Some(&[]), &sync, AUTO), Ok(USUAL_FAULTS.to_vec()));
+        assert_eq!(faults(Some(&[]), &local, AUTO), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
         let named = [Fault::Leave, Fault::Join];
-        assert_eq!(faults(Some(&named), &sync), Ok(named.to_vec()));
-        assert!(faults(Some(&named), &local).is_err());
-        assert_eq!(faults(Some(&named[..1]), &local), Ok(vec![Fault::Leave]));
-        assert_eq!(faults(None, &local), Ok(Vec::new()));
+        assert_eq!(faults(Some(&named), &sync, AUTO), Ok(named.to_vec()));
+        assert!(faults(Some(&named), &local, AUTO).is_err());
+        let mixed = FabricChoice::Only(Fabric::Hybrid);
+        assert!(faults(Some(&named), &sync, mixed).is_err());
+        assert_eq!(faults(Some(&[]), &sync, mixed), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
+        assert_eq!(faults(Some(&named[..1]), &local, AUTO), Ok(vec![Fault::Leave]));
+        assert_eq!(faults(None, &local, AUTO), Ok(Vec::new()));
     }
 
     #[test]
