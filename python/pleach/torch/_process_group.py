@@ -44,8 +44,8 @@ CLOSE_S = 5.0
 #: Tensors of at most so many bytes are reduced side by side, those of a coalesced call.
 FUSED_BYTES_MAX = 64 << 10
 
-#: What carries a call out, and is told how long it may wait, in seconds.
-Job = Callable[[float | None], None]
+#: What carries a call out on a group, and is told how long it may wait, in seconds.
+Job = Callable[[Comm, float | None], None]
 
 
 class PleachProcessGroup(dist.ProcessGroup):
@@ -215,10 +215,12 @@ class PleachProcessGroup(dist.ProcessGroup):
         meeting = self._reconfigured()
         members, rank = meeting.ranked(opts.uuid, opts.handles)
         limit = opts.timeout or self._timeout
-        if self._closed is None:
-            # Calls under way end here, and on members that have not come so far.
-            self._stop("without members")
-            self._comm.abort()
+        if hasattr(self, "_lane"):
+            if self._closed is None:
+                # Calls under way end here, and on members that have not come so far.
+                self._stop("without members")
+                self._comm.abort()
+            # Also after an abort, whose calls may not have ended.
             self._lane.join()
             self._messages.join()
             self._comm.close()
@@ -248,8 +250,10 @@ class PleachProcessGroup(dist.ProcessGroup):
     def _give(self, job: Job, result: list[torch.Tensor], opts: Any = None, timeout: timedelta | None = None) -> Work:
         self._expect_open()
         limit_s = seconds(timeout) or seconds(getattr(opts, "timeout", None)) or seconds(self._timeout)
+        # Of the members that it has now: a call of another thread may begin behind a change of them.
+        comm = self._comm
         # A call that waits anyway raises here, so that C++ callers see the exception too.
-        return self._lane.give(lambda: job(limit_s), result, getattr(opts, "asyncOp", True))
+        return self._lane.give(lambda: job(comm, limit_s), result, getattr(opts, "asyncOp", True))
 
     def _root(self, root: int) -> int:
         if not 0 <= root < self._size:
@@ -268,9 +272,9 @@ class PleachProcessGroup(dist.ProcessGroup):
         tensor = dense(only(as_list(tensors)))
         root = self._root(opts if isinstance(opts, int) else getattr(opts, "rootRank", 0))
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             data = flat_of(tensor)
-            self._comm.run(limit_s, "broadcast", type_of(data), memory(data), memory(data), root=root)
+            comm.run(limit_s, "broadcast", type_of(data), memory(data), memory(data), root=root)
             if data is not tensor:
                 store_into(tensor, data)
 
@@ -284,10 +288,10 @@ class PleachProcessGroup(dist.ProcessGroup):
         tensor = dense(tensor)
         op = reduction_of(reduce_op(opts), tensor.dtype)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             data = flat_of(tensor)
             place = memory(data)
-            self._comm.run(limit_s, "all_reduce", type_of(data), place, place, op)
+            comm.run(limit_s, "all_reduce", type_of(data), place, place, op)
             if data is not tensor:
                 store_into(tensor, data)
 
@@ -299,7 +303,7 @@ class PleachProcessGroup(dist.ProcessGroup):
         for dtype in {tensor.dtype for tensor in targets}:
             reduction_of(reduce_op(opts), dtype)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             calls, copies = [], []
             for parts in fused(targets):
                 data = flat_of(parts[0]) if len(parts) == 1 else torch.cat([flat_of(part).view(-1) for part in parts])
@@ -307,7 +311,7 @@ class PleachProcessGroup(dist.ProcessGroup):
                     copies.append((parts, data))
                 op = reduction_of(reduce_op(opts), data.dtype)
                 calls.append(Call("all_reduce", type_of(data), memory(data), memory(data), op))
-            self._comm.run_all(limit_s, calls)
+            comm.run_all(limit_s, calls)
             for parts, data in copies:
                 for part, block in zip(parts, data.view(-1).split([part.numel() for part in parts])):
                     store_into(part, block)
@@ -321,26 +325,26 @@ class PleachProcessGroup(dist.ProcessGroup):
             raise PleachUnsupported(f"of sparse tensors there is the sum of torch.sparse_coo, not {name} of {tensor.layout}")
         dense(tensor.detach()._values())
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             own = tensor.detach().coalesce()
             indices, values = own.indices().t().contiguous(), own.values().contiguous()
             lengths = torch.empty(self._size, dtype=torch.int64)
             length = torch.tensor([values.shape[0]])
-            self._comm.run(limit_s, "all_gather", "int64", memory(length), memory(lengths))
-            all_indices = self._gather_rows(limit_s, indices, lengths.tolist())
-            all_values = self._gather_rows(limit_s, values, lengths.tolist())
+            comm.run(limit_s, "all_gather", "int64", memory(length), memory(lengths))
+            all_indices = self._gather_rows(comm, limit_s, indices, lengths.tolist())
+            all_values = self._gather_rows(comm, limit_s, values, lengths.tolist())
             total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
             with torch.no_grad():
                 tensor.copy_(total)
 
         return self._give(job, [tensor], opts, timeout)
 
-    def _gather_rows(self, limit_s: float | None, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    def _gather_rows(self, comm: Comm, limit_s: float | None, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         row = rows.shape[1:].numel()
         width = DATA_TYPES[rows.dtype][1]
         gathered = rows.new_empty((sum(lengths), *rows.shape[1:]))
         counts = [length * row * width for length in lengths]
-        self._comm.run(limit_s, "all_gather", type_of(rows), memory(rows), memory(gathered), counts=counts)
+        comm.run(limit_s, "all_gather", type_of(rows), memory(rows), memory(gathered), counts=counts)
         return gathered
 
     def reduce(self, tensors: Any, opts: Any = None, *further: Any) -> Work:
@@ -349,9 +353,9 @@ class PleachProcessGroup(dist.ProcessGroup):
         root = self._root(opts.rootRank)
         op = reduction_of(opts.reduceOp, tensor.dtype)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             data = flat_of(tensor)
-            self._comm.run(limit_s, "reduce", type_of(data), memory(data), memory(data), op, root=root)
+            comm.run(limit_s, "reduce", type_of(data), memory(data), memory(data), op, root=root)
             if root == self._rank and data is not tensor:
                 store_into(tensor, data)
 
@@ -376,16 +380,16 @@ class PleachProcessGroup(dist.ProcessGroup):
             same_lengths(outputs, source)
             pairs.append((outputs, source))
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             gathered = [source.new_empty(self._size * source.numel()) for _, source in pairs]
-            self._gather_all(limit_s, [source for _, source in pairs], gathered)
+            self._gather_all(comm, limit_s, [source for _, source in pairs], gathered)
             for (outputs, _), flat in zip(pairs, gathered):
                 for output, part in zip(outputs, flat.view(self._size, -1)):
                     store_into(output, part)
 
         return self._give(job, [tensor for outputs, _ in pairs for tensor in outputs], opts, timeout)
 
-    def _gather_all(self, limit_s: float | None, sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+    def _gather_all(self, comm: Comm, limit_s: float | None, sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
         calls = []
         flats = [flat_of(source) for source in sources]
         for number, flat in enumerate(flats):
@@ -393,7 +397,7 @@ class PleachProcessGroup(dist.ProcessGroup):
             if overlap(flat, targets[number]):
                 flats[number] = flat = flat.clone()
             calls.append(Call("all_gather", type_of(flat), memory(flat), memory(targets[number])))
-        self._comm.run_all(limit_s, calls)
+        comm.run_all(limit_s, calls)
 
     def allgather_into_tensor_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """Stores each tensor of every rank, in rank order, in the output of that number."""
@@ -403,9 +407,9 @@ class PleachProcessGroup(dist.ProcessGroup):
             if output.numel() != source.numel() * self._size:
                 raise ValueError(f"the output has {output.numel()} elements, not {source.numel() * self._size}")
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             flats = [contiguous_place(output) for output, _ in pairs]
-            self._gather_all(limit_s, [source for _, source in pairs], flats)
+            self._gather_all(comm, limit_s, [source for _, source in pairs], flats)
             for (output, _), flat in zip(pairs, flats):
                 if flat is not output:
                     store_into(output, flat)
@@ -427,10 +431,10 @@ class PleachProcessGroup(dist.ProcessGroup):
         same_type([*targets, source], "gather")
         same_lengths(targets, source)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             data = flat_of(source)
             flat = data.new_empty(self._size * data.numel() if targets else 0)
-            self._comm.run(limit_s, "gather", type_of(data), memory(data), memory(flat), root=root)
+            comm.run(limit_s, "gather", type_of(data), memory(data), memory(flat), root=root)
             for target, part in zip(targets, flat.view(self._size, -1) if targets else ()):
                 store_into(target, part)
 
@@ -444,11 +448,11 @@ class PleachProcessGroup(dist.ProcessGroup):
         same_type([*sources, output], "scatter")
         same_lengths(sources, output)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             flat = torch.cat([flat_of(source).view(-1) for source in sources]) if sources else None
             part = torch.empty(output.numel(), dtype=output.dtype)
             place = (0, 0) if flat is None else memory(flat)
-            self._comm.run(limit_s, "scatter", type_of(part), place, memory(part), root=root)
+            comm.run(limit_s, "scatter", type_of(part), place, memory(part), root=root)
             store_into(output, part)
 
         return self._give(job, [output], opts)
@@ -463,13 +467,13 @@ class PleachProcessGroup(dist.ProcessGroup):
         same_lengths(parts, output)
         op = reduction_of(reduce_op(opts), output.dtype)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             flat = torch.cat([flat_of(part).view(-1) for part in parts])
-            self._scatter_reduced(limit_s, [(output, flat, op)])
+            self._scatter_reduced(comm, limit_s, [(output, flat, op)])
 
         return self._give(job, [output], opts)
 
-    def _scatter_reduced(self, limit_s: float | None, jobs: list[tuple[torch.Tensor, torch.Tensor, Any]]) -> None:
+    def _scatter_reduced(self, comm: Comm, limit_s: float | None, jobs: list[tuple[torch.Tensor, torch.Tensor, Any]]) -> None:
         calls, parts = [], []
         for output, flat, op in jobs:
             part = contiguous_place(output)
@@ -478,7 +482,7 @@ class PleachProcessGroup(dist.ProcessGroup):
                 part = torch.empty(output.shape, dtype=output.dtype)
             parts.append(part)
             calls.append(Call("reduce_scatter", type_of(part), memory(flat), memory(part), op))
-        self._comm.run_all(limit_s, calls)
+        comm.run_all(limit_s, calls)
         for (output, _, _), part in zip(jobs, parts):
             if part is not output:
                 store_into(output, part)
@@ -492,9 +496,9 @@ class PleachProcessGroup(dist.ProcessGroup):
                 raise ValueError(f"the input has {source.numel()} elements, not {output.numel() * self._size}")
         ops = [reduction_of(reduce_op(opts), output.dtype) for output, _ in pairs]
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             jobs = [(output, flat_of(source), op) for (output, source), op in zip(pairs, ops)]
-            self._scatter_reduced(limit_s, jobs)
+            self._scatter_reduced(comm, limit_s, jobs)
 
         return self._give(job, [output for output, _ in pairs], opts)
 
@@ -512,24 +516,24 @@ class PleachProcessGroup(dist.ProcessGroup):
         same_type([*targets, *sources], "all_to_all")
         lengths = [tensor.numel() for tensor in targets], [tensor.numel() for tensor in sources]
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             flat = torch.cat([flat_of(tensor).view(-1) for tensor in sources])
             received = torch.empty(sum(lengths[0]), dtype=flat.dtype)
-            self._exchange(limit_s, received, flat, *lengths)
+            self._exchange(comm, limit_s, received, flat, *lengths)
             for target, part in zip(targets, received.split(lengths[0])):
                 store_into(target, part)
 
         return self._give(job, targets, opts, timeout)
 
     def _exchange(
-        self, limit_s: float | None, received: torch.Tensor, sent: torch.Tensor, received_lengths: list[int], sent_lengths: list[int]
+        self, comm: Comm, limit_s: float | None, received: torch.Tensor, sent: torch.Tensor, received_lengths: list[int], sent_lengths: list[int]
     ) -> None:
         width = DATA_TYPES[sent.dtype][1]
         send = [length * width for length in sent_lengths]
         receive = [length * width for length in received_lengths]
         if overlap(received, sent):
             sent = sent.clone()
-        self._comm.run(
+        comm.run(
             limit_s, "all_to_all", type_of(sent), memory(sent), memory(received), counts=send, receive_counts=receive
         )
 
@@ -542,9 +546,9 @@ class PleachProcessGroup(dist.ProcessGroup):
         same_type([output, source], "all_to_all_single")
         lengths = self._row_lengths(output, output_splits), self._row_lengths(source, input_splits)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             received = contiguous_place(output)
-            self._exchange(limit_s, received, flat_of(source), *lengths)
+            self._exchange(comm, limit_s, received, flat_of(source), *lengths)
             if received is not output:
                 store_into(output, received)
 
@@ -565,7 +569,7 @@ class PleachProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Waits until every rank has called it."""
-        return self._give(lambda limit_s: self._comm.run(limit_s, "barrier"), [], opts, timeout)
+        return self._give(lambda comm, limit_s: comm.run(limit_s, "barrier"), [], opts, timeout)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits until every rank has called it; rank 0 raises a PleachTimeout that names all missing ranks.
@@ -626,10 +630,10 @@ class PleachProcessGroup(dist.ProcessGroup):
         """Starts to copy a tensor, if it is another one, and to replace the copy by the mean of all ranks'."""
         op = reduction_of(dist.ReduceOp.AVG, target.dtype)
 
-        def job(limit_s: float | None) -> None:
+        def job(comm: Comm, limit_s: float | None) -> None:
             if source.data_ptr() != target.data_ptr():
                 target.copy_(source)
-            self._comm.run(limit_s, "all_reduce", type_of(target), memory(target), memory(target), op)
+            comm.run(limit_s, "all_reduce", type_of(target), memory(target), memory(target), op)
 
         return self._give(job, [target])
 

@@ -190,7 +190,7 @@ class Scheme:
             part = self._source.split(0)
         else:
             made: list[Any] = []
-            self._source._give(lambda _: made.append(self._source._comm._group.split(0)), []).wait()
+            self._source._give(lambda comm, _: made.append(comm._group.split(0)), []).wait()
             part = made[0]
         assert part is not None, "each rank has a colour"
         return part

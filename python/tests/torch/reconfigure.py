@@ -67,11 +67,19 @@ if rank != 3:
     # The order of the handles is that of the ranks.
     dist._reconfigure(2, [handles[1], handles[0]], timeout=limit).wait()
     works([1, 0])
+    if rank == 0:
+        # Calls that an abort has ended are none of the next members'.
+        aborted = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(8)]
+        dist.group.WORLD.abort()
     store.set("come", "now")
 store.wait(["come"])
 # A set has an order that is the same everywhere.
 members = {handles[0], handles[1], handles[3]}
 dist._reconfigure(3, members, timeout=limit).wait()
+if rank == 0:
+    assert all(work.is_completed() for work in aborted)
+    for work in aborted:
+        refused(pleach.torch.PleachError, "", work.wait)
 works([[0, 1, None, 3][handles.index(handle)] for handle in sorted(members)])
 print("done", flush=True)
 # Rank 0 has the store that torch looks at when a group is destroyed.
