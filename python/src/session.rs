@@ -220,22 +220,18 @@ impl Session {
     /// Ends the session.
     fn end(&self, py: Python<'_>, leaves: bool) -> PyResult<()> {
         self.expect_own(py)?;
+        // A call that is refused ends nothing.
+        let session = match self.live.try_lock() {
+            Ok(mut live) => live.take(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
+            Err(TryLockError::WouldBlock) => return Err(argument(py, BUSY)),
+        };
         self.end_epoch(py);
-        let ended = py.detach(|| {
-            let session = match self.live.try_lock() {
-                Ok(mut live) => live.take(),
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
-                Err(TryLockError::WouldBlock) => return None,
-            };
-            Some(match session {
-                Some(session) if leaves => session.leave(),
-                _ => Ok(()),
-            })
+        let left = py.detach(|| match session {
+            Some(session) if leaves => session.leave(),
+            _ => Ok(()),
         });
-        match ended {
-            Some(left) => left.map_err(|error| exception(py, &error)),
-            None => Err(argument(py, BUSY)),
-        }
+        left.map_err(|error| exception(py, &error))
     }
 }
 
