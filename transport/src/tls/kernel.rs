@@ -8,6 +8,10 @@
 //! not come back. So [`support`] tries both once, where `PLEACH_TLS_KERNEL=on` asks for it; without
 //! both each record is opened here.
 //!
+//! The kernel passes over records without data itself and says nothing of them. So the bound that
+//! [`super::record`] has on them does not hold here: a peer that has proved the secret can have the
+//! kernel open such records within a receive.
+//!
 //! **Invariant:** a connection is taken over between two records, with the number of the next one.
 //! Until its record is verified, a byte may lie in its place already; nobody is told of it, and if
 //! the record is wrong the connection ends.
