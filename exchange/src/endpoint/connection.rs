@@ -260,8 +260,10 @@ impl Connection {
     fn receive_sealed(&mut self) -> Result<bool, ConnectionEnd> {
         let Protection::Tls(sealed) = &mut self.protection else { return Ok(false) };
         let reader = sealed.session.reader();
+        // Nobody expects a tensor of a peer that has not proved the secret, which costs one record.
+        let records = if self.body.is_some() { RECORDS_AT_ONCE } else { 1 };
         while reader.plain()?.is_empty() {
-            match receive_bytes(&self.socket, reader.room(RECORDS_AT_ONCE))? {
+            match receive_bytes(&self.socket, reader.room(records))? {
                 Some(count) => reader.received(count),
                 None => return Ok(false),
             }
