@@ -2380,7 +2380,8 @@ pleachResult_t pleachSessionNext(pleachSession_t session, uint64_t *step, pleach
 // When the function has returned, no peer reads or changes memory of the step any more.
 //
 // Ownership: `outcome` is pleachSuccess if the step was done, and any other number if it was not.
-// A step in which a call on the communicator has failed was not done, whatever `outcome` says.
+// A step in which the communicator has failed was not done, whatever `outcome` says, also if the
+// caller has destroyed it since.
 // `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads: any;
 // a call of a second thread at the same time is refused. Blocks: until all members have said so,
 // or one of them that is late for the timeout of the session has been left behind.
@@ -2455,8 +2456,9 @@ pleachResult_t pleachSessionLeaveAfterStep(pleachSession_t session);
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInvalidUsage
 // between pleachGroupStart and pleachGroupEnd, if another thread is in a call on the session, or
-// this process has left it or is a forked child; pleachInternalError after a mistake of the
-// library.
+// this process has left it or is a forked child; pleachRemoteError if the job was over before this
+// process could read the states that it has declared: it has left then too; pleachInternalError
+// after a mistake of the library.
 pleachResult_t pleachSessionLeave(pleachSession_t session);
 
 // Frees a session. Without pleachSessionLeave this is to the other members as the end of the

@@ -61,9 +61,12 @@ pub(crate) struct Comm {
     timeout_ms: AtomicU64,
     /// Premultiplied sums, by number.
     premultiplied: Mutex<Vec<Option<ReduceOp>>>,
-    failure: Mutex<Option<Arc<Fault>>>,
+    failure: CommFailure,
     pub(crate) registrations: Registrations,
 }
+
+/// Why the group of a communicator has failed, once a call has told it.
+pub(crate) type CommFailure = Arc<Mutex<Option<Arc<Fault>>>>;
 
 static COMMS: Handles<Comm> = Handles::new("communicator", "comm");
 
@@ -73,7 +76,7 @@ impl Comm {
             group,
             timeout_ms: AtomicU64::new(0),
             premultiplied: Mutex::default(),
-            failure: Mutex::default(),
+            failure: CommFailure::default(),
             registrations: Registrations::default(),
         }
     }
@@ -131,6 +134,11 @@ impl Comm {
 
     pub(crate) fn failure(&self) -> Option<Arc<Fault>> {
         lock(&self.failure).clone()
+    }
+
+    /// The failure of any call, also a later one, which outlives the communicator.
+    pub(crate) fn kept_failure(&self) -> CommFailure {
+        Arc::clone(&self.failure)
     }
 
     pub(crate) fn premultiplied(&self, number: pleachRedOp_t) -> Option<ReduceOp> {

@@ -13,11 +13,12 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use pleach_collectives::session::Change;
-use pleach_collectives::{CollectiveError, Options, Session, SessionError};
+use pleach_collectives::{CollectiveError, Options, Session, SessionError, Verdict};
+use pleach_transport::mutex::lock;
 use pleach_transport::rendezvous::World;
 
 use crate::batch::expect_no_batch;
-use crate::comm::{configured, pleachComm_t, pleachConfig_t, world_of};
+use crate::comm::{CommFailure, configured, pleachComm_t, pleachConfig_t, world_of};
 use crate::handles::Handles;
 use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 use crate::unique_id::{pleachUniqueId, release};
@@ -70,6 +71,8 @@ struct EpochComm {
     epoch: u64,
     /// Its handle.
     number: usize,
+    /// Why its group has failed, which stays when the caller destroys it.
+    failure: CommFailure,
 }
 
 impl EpochComm {
@@ -149,16 +152,26 @@ impl Live {
         }
         self.epoch = None;
         let made = crate::comm::keep(session.group()?.clone())?;
-        let known = self.epoch.insert(EpochComm { epoch, number: made.addr() });
-        crate::comm::find(known.handle())?.registrations.lend(self.kept.buffers());
+        let comm = crate::comm::find(made)?;
+        self.epoch = Some(EpochComm { epoch, number: made.addr(), failure: comm.kept_failure() });
+        comm.registrations.lend(self.kept.buffers());
         Ok(made)
     }
 
-    /// Why a call of the epoch's communicator has failed, if one has.
+    /// Why the epoch's communicator has failed, if it has.
     fn cause(&self) -> Option<CollectiveError> {
-        let known = self.epoch.as_ref()?;
-        let fault = crate::comm::find(known.handle()).ok()?.failure()?;
+        let fault = lock(&self.epoch.as_ref()?.failure).clone()?;
         Some(CollectiveError::Failed(fault))
+    }
+
+    /// Ends a step that the caller cannot make: the others do not wait for it.
+    fn give_step_up(&mut self) {
+        let Some(session) = self.session.as_deref_mut() else { return };
+        match session.commit(Err(CollectiveError::Closed)) {
+            Ok(Verdict::Retry(change)) => self.change = Some(change),
+            Ok(Verdict::Committed) => {}
+            Err(error) => drop(self.failed(error)),
+        }
     }
 }
 
@@ -176,7 +189,7 @@ impl From<SessionError> for Failed {
             SessionError::Step { .. } => pleachStepFailed,
             SessionError::Left => pleachLeft,
             SessionError::Diverged { .. } => pleachDiverged,
-            SessionError::StatesLost => pleachRemoteError,
+            SessionError::StatesLost | SessionError::StatesNotRead { .. } => pleachRemoteError,
             SessionError::NotAdmitted { .. } => pleachTimeout,
             SessionError::Limits { .. }
             | SessionError::Signal { .. }
@@ -337,7 +350,7 @@ pub unsafe extern "C" fn pleachSessionNext(
         call(session, |live| {
             let begun = live.expect_no_step()?.next();
             *step = begun.map_err(|error| live.failed(error))?;
-            *comm = live.communicator()?;
+            *comm = live.communicator().inspect_err(|_| live.give_step_up())?;
             Ok(())
         })
     })
@@ -350,7 +363,8 @@ pub unsafe extern "C" fn pleachSessionNext(
 /// When the function has returned, no peer reads or changes memory of the step any more.
 ///
 /// Ownership: `outcome` is pleachSuccess if the step was done, and any other number if it was not.
-/// A step in which a call on the communicator has failed was not done, whatever `outcome` says.
+/// A step in which the communicator has failed was not done, whatever `outcome` says, also if the
+/// caller has destroyed it since.
 /// `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads:
 /// any; a call of a second thread at the same time is refused. Blocks: until all members have said
 /// so, or one of them that is late for the timeout of the session has been left behind.
@@ -488,8 +502,9 @@ pub extern "C" fn pleachSessionLeaveAfterStep(session: pleachSession_t) -> pleac
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInvalidUsage
 /// between pleachGroupStart and pleachGroupEnd, if another thread is in a call on the session, or
-/// this process has left it or is a forked child; pleachInternalError after a mistake of the
-/// library.
+/// this process has left it or is a forked child; pleachRemoteError if the job was over before this
+/// process could read the states that it has declared: it has left then too; pleachInternalError
+/// after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachSessionLeave(session: pleachSession_t) -> pleachResult_t {
     guarded(|| {
