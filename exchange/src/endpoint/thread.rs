@@ -3,7 +3,8 @@
 //!
 //! **Invariant:** a connection that has not proved the secret costs at most [`UNPROVED_MAX`]
 //! places, one buffer of frames (with TLS, also one record, the state of a handshake and one
-//! signature) and [`HANDSHAKE_LIMIT`]. If there are too many, the source with the most loses its oldest one.
+//! signature) and [`HANDSHAKE_LIMIT`]. If there are too many, the source with the most loses its
+//! oldest one.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
