@@ -376,8 +376,14 @@ impl Rounds {
         self.has_stopped = true;
     }
 
-    /// Whether no round is active that this rank knows to be open.
+    /// Whether no round is active.
     pub(crate) fn is_idle(&self) -> bool {
+        self.active.is_none()
+    }
+
+    /// Whether no round is active that this rank knows to be open. One that was bound ahead may be
+    /// under way all the same.
+    pub(crate) fn has_no_open(&self) -> bool {
         self.closed_round().is_some()
     }
 

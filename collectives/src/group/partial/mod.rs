@@ -15,6 +15,7 @@ mod start;
 mod typed;
 
 use std::sync::MutexGuard;
+use std::time::Duration;
 
 use pleach_transport::{Nanos, clock};
 
@@ -30,6 +31,10 @@ use crate::partial::{Awaited, Ended, Own, PartialReport, RankSet, Terms};
 
 pub use error::PartialError;
 pub use typed::{GpuMemory, HostMemory, Partial, Round};
+
+/// How long rounds that are dropped wait for the end of a round that was bound ahead: the others
+/// may be carrying it out, though this rank has not heard that it is open.
+const AHEAD_LIMIT: Duration = Duration::from_millis(100);
 
 /// As [`Partial`], of elements whose type is known when the program runs.
 pub struct RawPartial {
@@ -320,7 +325,8 @@ impl RawPartial {
 }
 
 impl Drop for RawPartial {
-    /// Ends the active round, which needs this rank, before the group is left.
+    /// Ends the active round, which needs this rank, before the group is left. A round that was
+    /// bound ahead and is not known to be open gets [`AHEAD_LIMIT`]: it may never open.
     fn drop(&mut self) {
         let shared = &self.group.shared;
         if !shared.driver.is_own_process() || std::thread::panicking() {
@@ -328,10 +334,15 @@ impl Drop for RawPartial {
         }
         let mut core = shared.driver.lock();
         core.expect_rounds().stop();
-        let until = clock::now() + shared.close_timeout;
-        shared.driver.drive_core(core, until, |core| {
+        let now = clock::now();
+        let ended = shared.driver.drive_core(core, now + AHEAD_LIMIT.min(shared.close_timeout), |core| {
             (core.expect_rounds().is_idle() || core.engine.failure().is_some()).then_some(())
         });
+        if ended.is_none() {
+            shared.driver.drive_core(shared.driver.lock(), now + shared.close_timeout, |core| {
+                (core.expect_rounds().has_no_open() || core.engine.failure().is_some()).then_some(())
+            });
+        }
     }
 }
 
