@@ -47,8 +47,8 @@ pub struct Elastic {
     pub suspect_after: Duration,
     /// How long members that are too few to make a step wait for others: 60 s unless changed.
     pub fewest_wait: Duration,
-    /// How long members that are too few to agree on the next epoch wait for others: 20 s unless
-    /// changed.
+    /// How long members that are too few to agree on the next epoch wait for others, and how long
+    /// they try where the store of records is away or takes no record: 20 s unless changed.
     pub quorum_wait: Duration,
     /// How often a step that cannot be ended is repeated by the same members: 3 times unless
     /// changed.

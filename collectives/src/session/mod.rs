@@ -562,7 +562,8 @@ impl Session {
 
     /// Why the session does not go on, if so.
     fn end_of(&self, state: &mut member::State) -> Option<SessionError> {
-        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+        let records = self.records.as_ref().is_some_and(JoinHandle::is_finished);
+        if records || self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             return Some(SessionError::ThreadEnded);
         }
         if let Some(error) = state.broken() {
@@ -745,7 +746,7 @@ fn expect_supported(options: &Options) -> Result<(), SessionError> {
     Ok(())
 }
 
-/// Ends the session where its thread panics.
+/// Ends the session where one of its threads panics.
 struct TellsOfPanic<'a>(&'a Member);
 
 impl Drop for TellsOfPanic<'_> {
