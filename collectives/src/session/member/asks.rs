@@ -38,7 +38,6 @@ impl Member {
                 // What the dead has learned nobody says; the person answers that it was no newer
                 // record than this.
                 let learned = state.record.clone();
-                state.ended.insert(process);
                 self.tell(&mut state, Input::Certificate(Certificate { process, learned }));
                 Reply::Done
             }
