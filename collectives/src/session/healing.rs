@@ -24,7 +24,8 @@ use crate::engine::memory_for_peers;
 /// Blocks that are read at a time from one member.
 const BLOCKS_AT_ONCE: usize = 2;
 
-/// How often a block is read until it has the hash that its members say.
+/// How often a block is read until it has the hash that its members say, or its sources are known to
+/// refuse.
 const TRIES_MAX: usize = 8;
 
 /// How often a member looks at its device while another process reads its states behind a step: on
@@ -438,7 +439,10 @@ impl Healing {
         } else {
             self.device.poll_between_steps(now);
         }
-        self.member.ask_whether_interrupted();
+        // In a step the caller's calls ask: the program may want to be asked on its own thread.
+        if !self.is_beside_step {
+            self.member.ask_whether_interrupted();
+        }
         std::thread::yield_now();
     }
 
@@ -497,10 +501,10 @@ impl Reading<'_> {
         }
         let mut under_way: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
         let mut buffer = Vec::new();
-        let mut is_over = false;
+        let (mut is_over, mut is_refused) = (false, false);
         while !(waiting.is_empty() || is_over) || !under_way.is_empty() {
             is_over = is_over || self.healing.is_over();
-            while !is_over && under_way.len() < BLOCKS_AT_ONCE * self.sources.len() {
+            while !(is_over || is_refused) && under_way.len() < BLOCKS_AT_ONCE * self.sources.len() {
                 let Some((block, tried)) = waiting.pop_front() else { break };
                 match self.begin(block, tried)? {
                     Ok(Some(id)) => {
@@ -513,7 +517,7 @@ impl Reading<'_> {
                     }
                     // Another source has it, as long as the epoch goes on.
                     Err(_) => {
-                        waiting.push_back((block, tried + 1));
+                        is_refused |= self.refused(block, tried, &mut waiting)?;
                         break;
                     }
                 }
@@ -527,7 +531,7 @@ impl Reading<'_> {
             for (id, is_ok) in self.healing.device.take_gets() {
                 match under_way.remove(&id) {
                     Some((block, tried)) if is_ok => self.check(block, tried, &mut waiting, &mut buffer)?,
-                    Some((block, tried)) => waiting.push_back((block, tried + 1)),
+                    Some((block, tried)) => is_refused |= self.refused(block, tried, &mut waiting)?,
                     None => {}
                 }
             }
@@ -572,6 +576,27 @@ impl Reading<'_> {
             .ok_or_else(|| SessionError::StatesDiffer { first, other, own: self.states.describe() })?;
         let to = self.kept.memory[*state].slice(bytes.clone()).expect("inside of the state");
         Ok(self.healing.device.get(self.healing.record.number(), first.seat.0, from, to))
+    }
+
+    /// A block was not read, of which another source has the same. Returns whether that was tried too
+    /// often: then the source is suspected, so that the epoch ends without it.
+    fn refused(
+        &self,
+        block: usize,
+        tried: usize,
+        waiting: &mut VecDeque<(usize, usize)>,
+    ) -> Result<bool, SessionError> {
+        waiting.push_back((block, tried + 1));
+        // Where the epoch is over, its pairs refuse.
+        if tried + 1 < TRIES_MAX || self.healing.is_over() {
+            return Ok(false);
+        }
+        let (_, have) = self.sources_of(block)?;
+        let source = self.sources[have[(block + tried) % have.len()]];
+        tracing::warn!("{source} refuses to be read (block {block})");
+        let member = &self.healing.member;
+        member.tell(&mut member.lock(), Input::Late(source));
+        Ok(true)
     }
 
     /// A block was read.
