@@ -508,7 +508,8 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError::StatesNotRead`], where this process has declared states and the job was over
-    /// before it could read them. It has left then too, whatever the others do.
+    /// before it could read them. [`SessionError::Interrupted`], where the call was. This process has
+    /// left then too, whatever the others do.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.begun = None;
         // An error of its own ends the healing too.
@@ -518,7 +519,7 @@ impl Session {
         let mut state = self.member.lock();
         let was_told = state.has_announced();
         self.member.announce_leave(&mut state);
-        while !state.all_leave() && !state.is_out() {
+        while !state.all_leave() && !state.is_out() && !state.is_interrupted() {
             let waited = clock::now().since(begun);
             if waited >= self.elastic.suspect_after {
                 break;
@@ -530,7 +531,11 @@ impl Session {
             }
             state = self.member.wait(state);
         }
+        let is_interrupted = state.is_interrupted();
         drop(state);
+        if is_interrupted {
+            return Err(SessionError::Interrupted);
+        }
         let until = clock::now() + self.setting.options().close_timeout;
         self.device.lock().device.leave();
         while !self.device.lock().device.flush(Flush::All) && clock::now() < until {
@@ -804,6 +809,19 @@ mod tests {
         };
         let SessionError::NoSuchSeat { from, seat, seats } = &error else { panic!("{error}") };
         assert_eq!((from.seat, *seat, *seats), (Seat(0), Seat(7), 1));
+    }
+
+    #[test]
+    fn who_is_interrupted_while_it_leaves_is_told_so() {
+        let mut session = alone();
+        session.interrupted_by(|| true);
+        let until = clock::now() + session.setting.options().timeout;
+        while !session.member.lock().is_interrupted() {
+            session.member.ask_whether_interrupted();
+            assert!(clock::now() < until, "it is asked now and then");
+        }
+        let error = session.leave().expect_err("is interrupted");
+        assert!(matches!(error, SessionError::Interrupted), "{error}");
     }
 
     #[test]
