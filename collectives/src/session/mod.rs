@@ -193,6 +193,12 @@ impl Session {
         self.step
     }
 
+    /// When a process that joins reads the states: [`Elastic::heal`].
+    #[must_use]
+    pub fn heals(&self) -> Heal {
+        self.elastic.heal
+    }
+
     /// This process's stable number.
     #[must_use]
     pub fn seat(&self) -> Seat {

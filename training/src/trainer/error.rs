@@ -48,6 +48,13 @@ pub enum TrainError {
         /// The step that comes next.
         step: u64,
     },
+    /// Processes that join the session read the states during their first step
+    /// ([`Heal::Hidden`](pleach_collectives::session::Heal::Hidden)).
+    #[error(
+        "processes that join this session read the states during their first step, and a training needs the \
+         parameters before: a process that joins would begin with zeros; set Elastic::heal to Heal::Boundary"
+    )]
+    HealsInStep,
     /// Not for trainings in sessions.
     #[error("{what}: a training in a session has none yet; train in a group (Trainer::new)")]
     InSession {

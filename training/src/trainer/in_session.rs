@@ -28,7 +28,7 @@
 //! is told of the members before the first operation in an epoch. No operation of an epoch that is
 //! over has memory of the trainer.
 
-use pleach_collectives::session::{Session, SessionError, State, Verdict};
+use pleach_collectives::session::{Heal, Session, SessionError, State, Verdict};
 use pleach_collectives::{Buffer, CollectiveError, Group};
 use pleach_transport::clock;
 use pleach_vocabulary::digest::chain;
@@ -103,6 +103,9 @@ impl InSession {
     /// In the group of this process's first attempt, which begins. So many parameters, if members
     /// share steps.
     pub(crate) fn new(mut session: Session, shared: Option<usize>) -> Result<(Self, Group), TrainError> {
+        if session.heals() == Heal::Hidden {
+            return Err(TrainError::HealsInStep);
+        }
         let kept = shared.map(|parameters| Kept::new(&mut session, parameters)).transpose()?;
         let step = session.next()?;
         if step > 0 && !kept.as_ref().is_some_and(Kept::is_of_a_training) {

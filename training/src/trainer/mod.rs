@@ -241,7 +241,8 @@ impl Trainer {
     /// # Errors
     ///
     /// [`Refusal::Members`](crate::Refusal::Members), if nobody trains by the scheme in a session;
-    /// [`TrainError::Late`]; [`TrainError::Session`]; those of [`Trainer::new`].
+    /// [`TrainError::Late`]; [`TrainError::HealsInStep`]; [`TrainError::Session`]; those of
+    /// [`Trainer::new`].
     pub fn in_session(
         session: Session,
         scheme: &Scheme,

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use pleach_collectives::partial::Activation;
-use pleach_collectives::session::{Elastic, Session};
+use pleach_collectives::session::{Elastic, Heal, Session};
 use pleach_collectives::{Options, Reproducible};
 use pleach_training::interpreter::{Interpreter, Request};
 use pleach_training::policy::{Event, OperationId, Outcome, Vector};
@@ -215,6 +215,18 @@ fn a_session_that_has_made_steps_trains_nobody_who_lacks_the_parameters() {
     }) {
         assert!(matches!(refused, Err(TrainError::Late { step: 1 })), "{refused:?}");
     }
+}
+
+#[test]
+fn a_session_whose_newcomers_have_no_states_before_their_first_step_trains_nobody() {
+    let folder = ranks::Folder::new();
+    let mut options = Options::new(ranks::world(0, 1, &folder.0));
+    options.fabric = FabricChoice::Only(Fabric::Tcp);
+    let mut elastic = Elastic::between(1, 1);
+    elastic.heal = Heal::Hidden;
+    let session = Session::join(&options, &elastic).expect("joins");
+    let refused = Trainer::in_session(session, &scheme("sync"), &Linear.layout(), STEPS).map(drop);
+    assert!(matches!(refused, Err(TrainError::HealsInStep)), "{refused:?}");
 }
 
 /// Trains until some steps after all members have come. Says when it makes its first step.
