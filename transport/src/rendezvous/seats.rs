@@ -60,7 +60,7 @@ const PART_BYTES: usize = VALUE_BYTES_MAX - 8;
 /// Parts of an answer at most: 4096 members with addresses of 200 bytes.
 const PARTS_MAX: u32 = 64;
 
-/// Newcomers that one server takes at most; another one is opened then.
+/// Newcomers and questions that one server takes at most, together; another one is opened then.
 const REQUESTS_MAX: u64 = 64;
 
 /// How long a newcomer looks for the server at a time where members hold its folder.
@@ -184,12 +184,15 @@ pub fn arrive(
     loop {
         let is_last = now() >= deadline;
         match arrive_once(world, options, seats, responder, deadline) {
-            // Its holder has just gone: another member opens the store.
-            Err(JoinError::Store(StoreError::Lost { .. }) | JoinError::Closed { is_over: true, .. })
-                if !is_last => {}
+            Err(error) if has_gone(&error) && !is_last => {}
             result => return result,
         }
     }
+}
+
+/// Whether the holder has just gone: another member opens the store.
+fn has_gone(error: &JoinError) -> bool {
+    matches!(error, JoinError::Store(StoreError::Lost { .. }) | JoinError::Closed { is_over: true, .. })
 }
 
 fn arrive_once(
@@ -417,6 +420,16 @@ fn device(
 ///
 /// See [`JoinError`]; at the latest at the deadline.
 pub fn ask(world: &World, question: &[u8], deadline: Nanos) -> Result<Vec<u8>, JoinError> {
+    loop {
+        let is_last = now() >= deadline;
+        match ask_once(world, question, deadline) {
+            Err(error) if has_gone(&error) && !is_last => {}
+            result => return result,
+        }
+    }
+}
+
+fn ask_once(world: &World, question: &[u8], deadline: Nanos) -> Result<Vec<u8>, JoinError> {
     let asker = World { rank: 1, world_size: 2, ..world.clone() };
     let store = asker.open_store(deadline)?;
     let mut store = store.ok_or(JoinError::NoRendezvous { world_size: 2 })?;
@@ -493,7 +506,7 @@ impl SeatServer {
         Ok(Some(Self::open(store, &own, deadline).map_err(JoinError::Store)?))
     }
 
-    /// Whether it has looked after as many newcomers as one server does.
+    /// Whether it has looked after as many newcomers and questions as one server does.
     #[must_use]
     pub fn is_worn(&self) -> bool {
         self.next == REQUESTS_MAX
