@@ -11,7 +11,8 @@ use pleach_membership::{Process, Seat};
 use pleach_transport::Nanos;
 use pleach_transport::clock::now;
 use pleach_transport::rendezvous::{
-    Fabric, JoinOptions, Rendezvous, SeatRequest, SeatServer, StoreError, Terms, World,
+    Fabric, JoinError, JoinOptions, OpenStoreError, Rendezvous, SeatRequest, SeatServer, StoreError, Terms,
+    World,
 };
 use pleach_transport::wire::Writer;
 
@@ -25,6 +26,9 @@ const LISTEN: Duration = Duration::from_millis(100);
 /// How often a member tries to open the server. The one on the lowest seat begins, and each one
 /// waits so much longer than the one before: only one of a named host can.
 const REOPEN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// As [`REOPEN_INTERVAL`], where another process was found to hold it.
+const HELD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long it tries at a time.
 const REOPEN_LIMIT: Duration = Duration::from_millis(200);
@@ -79,19 +83,25 @@ impl SeatThread {
 
     fn keep(&self, member: &Member, mut server: Option<SeatServer>) {
         let mut since = now();
-        let mut lowest = None;
+        let (mut lowest, mut next_try) = (None, since);
         while !member.is_over() {
             let Some(open) = &mut server else {
                 // With each change of the lowest seat the turns begin anew.
                 let lowest_now = member.lowest();
                 if lowest_now != lowest {
                     (lowest, since) = (lowest_now, now());
+                    next_try = since;
                 }
-                if self.is_turn(member, since) {
+                if now() >= next_try && self.is_turn(member, since) {
                     match SeatServer::reopen(&self.world, &self.settings, now() + REOPEN_LIMIT) {
                         Ok(opened) => server = opened,
                         // Another process holds it, or this host does not have the address.
-                        Err(error) => tracing::debug!("the seat server is not opened here: {error}"),
+                        Err(error) => {
+                            tracing::debug!("the seat server is not opened here: {error}");
+                            if is_held(&error) {
+                                next_try = now() + HELD_INTERVAL;
+                            }
+                        }
                     }
                 }
                 if server.is_none() {
@@ -154,4 +164,10 @@ impl SeatThread {
         }
         Ok(())
     }
+}
+
+/// Whether another process holds the server.
+fn is_held(error: &JoinError) -> bool {
+    use OpenStoreError::{Busy, InUse, PortInUse};
+    matches!(error, JoinError::Open(PortInUse { .. } | Busy { .. } | InUse { .. }))
 }
