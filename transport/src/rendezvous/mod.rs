@@ -45,7 +45,7 @@ pub use neighbours::{ProbeListener, ProbeOutcome, probe};
 pub use outside::OutsideError;
 pub use prefix_store::PrefixStore;
 pub use record::Difference;
-pub use registers::{REGISTER_BYTES_MAX, Registers, has_registers};
+pub use registers::{Registers, has_registers};
 pub use seats::{Arrival, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive, ask};
 pub use tcp::TcpStore;
 pub use world::{Launcher, Place, Rendezvous, RendezvousError, World};

@@ -19,9 +19,6 @@ use crate::auth::Secret;
 /// Bytes of a job's digest in names.
 const NAME_BYTES: usize = 8;
 
-/// Longest value of a register, in bytes.
-pub const REGISTER_BYTES_MAX: usize = 512 << 10;
-
 enum Home {
     Folder(RegisterFolder),
     Outside(Box<dyn OutsideStore>),
