@@ -514,8 +514,8 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError::StatesNotRead`], where this process has declared states and the job was over
-    /// before it could read them. [`SessionError::Interrupted`], where the call was. This process has
-    /// left then too, whatever the others do.
+    /// before it could read them. [`SessionError::Interrupted`], if this call or one before was
+    /// interrupted. This process has left then too, whatever the others do.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.begun = None;
         // An error of its own ends the healing too.
