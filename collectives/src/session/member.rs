@@ -843,6 +843,11 @@ impl State {
         self.broken.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
     }
 
+    /// Whether too few members answer to agree on a record.
+    pub(crate) fn lacks_quorum(&self) -> bool {
+        self.no_quorum.is_some()
+    }
+
     /// After this process has given up: who answered, of how many.
     pub(crate) fn without_quorum(&self) -> Option<(usize, usize)> {
         self.no_quorum.filter(|_| self.has_given_up).map(|(answered, members, _)| (answered, members))

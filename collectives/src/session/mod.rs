@@ -590,6 +590,11 @@ impl Session {
         if let Some(reason) = state.without_store() {
             return Some(SessionError::Store { reason, waited: self.elastic.quorum_wait });
         }
+        if state.all_leave() && state.lacks_quorum() {
+            // The others have gone, as this process is about to. It was in a step that they had not
+            // begun, and nobody is left to agree that it is not made.
+            return Some(SessionError::Left);
+        }
         if let Some((answered, members)) = state.without_quorum() {
             let waited = self.elastic.quorum_wait;
             return Some(SessionError::NoQuorum { answered, members, waited });

@@ -100,7 +100,8 @@ fn ends_when_it_is_interrupted(fabric: Fabric) {
     assert!(matches!(session.next(), Err(SessionError::Interrupted)), "it is over");
     drop(session);
     drop(over);
-    assert_eq!(other.join().expect("ends well"), 0, "nobody has heard that both are ready");
+    // Both were ready. Whether the other one has heard it before the session ended is open.
+    assert!(other.join().expect("ends well") <= 1, "no step but that one has begun");
     let _ = std::fs::remove_dir_all(&folder);
 }
 
