@@ -24,8 +24,8 @@ use crate::engine::memory_for_peers;
 /// Blocks that are read at a time from one member.
 const BLOCKS_AT_ONCE: usize = 2;
 
-/// How often a block is read until it has the hash that its members say, or its sources are known to
-/// refuse.
+/// How often a block is read until it has the hash that its members say, or its sources are known
+/// to refuse.
 const TRIES_MAX: usize = 8;
 
 /// How often a member looks at its device while another process reads its states behind a step: on
@@ -578,8 +578,8 @@ impl Reading<'_> {
         Ok(self.healing.device.get(self.healing.record.number(), first.seat.0, from, to))
     }
 
-    /// A block was not read, of which another source has the same. Returns whether that was tried too
-    /// often: then the source is suspected, so that the epoch ends without it.
+    /// A block was not read, of which another source has the same. Returns whether that was tried
+    /// too often: then the source is suspected, so that the epoch ends without it.
     fn refused(
         &self,
         block: usize,

@@ -250,7 +250,7 @@ class PleachProcessGroup(dist.ProcessGroup):
     def _give(self, job: Job, result: list[torch.Tensor], opts: Any = None, timeout: timedelta | None = None) -> Work:
         self._expect_open()
         limit_s = seconds(timeout) or seconds(getattr(opts, "timeout", None)) or seconds(self._timeout)
-        # Of the members that it has now: a call of another thread may begin behind a change of them.
+        # Of the members of now: a call of another thread may begin behind a change of them.
         comm = self._comm
         # A call that waits anyway raises here, so that C++ callers see the exception too.
         return self._lane.give(lambda: job(comm, limit_s), result, getattr(opts, "asyncOp", True))

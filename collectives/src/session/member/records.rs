@@ -22,8 +22,8 @@ use crate::session::TellsOfPanic;
 /// How long the store may take to answer a request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// Without a failure for so long the store has been asked for nothing, or has answered. Longer where
-/// members are suspected late: they ask the store no more often than that.
+/// Without a failure for so long the store has been asked for nothing, or has answered. Longer
+/// where members are suspected late: they ask the store no more often than that.
 const FAILURES_END: Duration = Duration::from_secs(5);
 
 #[derive(Default)]

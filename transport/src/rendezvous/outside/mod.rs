@@ -140,6 +140,7 @@ pub(super) struct Change<'a> {
     /// The value that it gets; not empty, and no other one is equal.
     pub(super) value: &'a [u8],
     /// The key ends with this lease, where the store can do that.
+    #[cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "etcd alone has leases"))]
     pub(super) lease: Option<&'a Lease>,
 }
 
