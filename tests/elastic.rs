@@ -455,5 +455,8 @@ fn a_job_whose_last_rank_failed_has_failed_also_when_another_had_ended_well() {
     fs::remove_dir_all(&folder).expect("its own");
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("error: rank 1") && error.contains("exited with status 4"), "{error}");
+    assert!(
+        error.contains("error: rank failed: rank 1 ") && error.contains("exited with status 4"),
+        "{error}"
+    );
 }
