@@ -2368,8 +2368,8 @@ pleachResult_t pleachSessionJoin(pleachSession_t *session,
 // child, or members declare different states; pleachExpelled if the others go on without this
 // process; pleachNoQuorum if too few members answer; pleachTooFew if there are fewer members than
 // `fewest` for too long; pleachStepFailed if the step failed on another member again and again;
-// pleachLeft if this process has left, as it was told to; pleachRemoteError if all members that had
-// the states are gone; pleachSystemError if the system refuses memory or a thread;
+// pleachLeft if this process has left, as it was told to; pleachRemoteError if all members that
+// had the states are gone; pleachSystemError if the system refuses memory or a thread;
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachSessionNext(pleachSession_t session, uint64_t *step, pleachComm_t *comm);
 
@@ -2382,16 +2382,16 @@ pleachResult_t pleachSessionNext(pleachSession_t session, uint64_t *step, pleach
 // Ownership: `outcome` is pleachSuccess if the step was done, and any other number if it was not.
 // A step in which the communicator has failed was not done, whatever `outcome` says, also if the
 // caller has destroyed it since.
-// `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads: any;
-// a call of a second thread at the same time is refused. Blocks: until all members have said so,
-// or one of them that is late for the timeout of the session has been left behind.
+// `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads:
+// any; a call of a second thread at the same time is refused. Blocks: until all members have said
+// so, or one of them that is late for the timeout of the session has been left behind.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `verdict` is NULL
 // or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
-// pleachGroupEnd, if no step has begun, another thread is in a call on the session, or this process
-// has left it or is a forked child; pleachExpelled if the others go on without this process;
-// pleachNoQuorum if too few members answer; pleachStepFailed if the step failed again and again,
-// here or on another member; pleachLeft if this process has left, as it was told to;
+// pleachGroupEnd, if no step has begun, another thread is in a call on the session, or this
+// process has left it or is a forked child; pleachExpelled if the others go on without this
+// process; pleachNoQuorum if too few members answer; pleachStepFailed if the step failed again and
+// again, here or on another member; pleachLeft if this process has left, as it was told to;
 // pleachSystemError if the system refuses what outlives this process; pleachInternalError after a
 // mistake of the library.
 pleachResult_t pleachSessionCommit(pleachSession_t session, int outcome, pleachVerdict_t *verdict);
@@ -2404,11 +2404,11 @@ pleachResult_t pleachSessionCommit(pleachSession_t session, int outcome, pleachV
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInvalidUsage
 // between pleachGroupStart and pleachGroupEnd, if a step has begun, another thread is in a call on
-// the session, or this process has left it or is a forked child; pleachDiverged if a state is not the same on all
-// members, whose seats the text of the error names; pleachExpelled if the others go on without this
-// process; pleachNoQuorum if too few members answer; pleachLeft if this process has left, as it was
-// told to; pleachSystemError if the system refuses memory; pleachInternalError after a mistake of
-// the library.
+// the session, or this process has left it or is a forked child; pleachDiverged if a state is not
+// the same on all members, whose seats the text of the error names; pleachExpelled if the others
+// go on without this process; pleachNoQuorum if too few members answer; pleachLeft if this process
+// has left, as it was told to; pleachSystemError if the system refuses memory; pleachInternalError
+// after a mistake of the library.
 pleachResult_t pleachSessionAudit(pleachSession_t session);
 
 // Stores what a session is at.
@@ -2467,8 +2467,8 @@ pleachResult_t pleachSessionLeave(pleachSession_t session);
 // Ownership: the handle, the communicator of the epoch, and the memory of buffers and states go
 // back to the library, and the handle is invalid from now on. A call of another thread that is
 // under way keeps them until the call has ended. Threads: any, also while another thread is in a
-// call. Blocks: while the call of the epoch's communicator that is under way ends. It does not wait
-// for calls of other threads on the session.
+// call. Blocks: while the call of the epoch's communicator that is under way ends. It does not
+// wait for calls of other threads on the session.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such session; pleachInternalError
 // after a mistake of the library.
@@ -2484,8 +2484,8 @@ pleachResult_t pleachSessionDestroy(pleachSession_t session);
 // size_t. Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
-// between pleachGroupStart and pleachGroupEnd, if no call has told a change, another thread is in a
-// call on the session, or this process is a forked child; pleachInternalError after a mistake of
+// between pleachGroupStart and pleachGroupEnd, if no call has told a change, another thread is in
+// a call on the session, or this process is a forked child; pleachInternalError after a mistake of
 // the library.
 pleachResult_t pleachSessionGetChange(pleachSession_t session,
                                       int list,
@@ -2504,10 +2504,11 @@ pleachResult_t pleachSessionGetChange(pleachSession_t session,
 // step that was committed and before the next pleachSessionNext, until pleachSessionDestroy.
 // Threads: any; a call of a second thread at the same time is refused. Blocks: no.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or there is a state
-// of this name; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread
-// is in a call on the session, or this process has left it or is a forked child; pleachSystemError
-// if the system refuses memory; pleachInternalError after a mistake of the library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or there is a
+// state of this name; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another
+// thread is in a call on the session, or this process has left it or is a forked child;
+// pleachSystemError if the system refuses memory; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachSessionState(pleachSession_t session,
                                   const char *name,
                                   size_t count,
@@ -2523,8 +2524,8 @@ pleachResult_t pleachSessionState(pleachSession_t session,
 //
 // Returns: pleachSuccess, also after pleachSessionLeave; pleachInvalidArgument if there is no such
 // session or state, or an argument is NULL; pleachInvalidUsage between pleachGroupStart and
-// pleachGroupEnd, if another thread is in a call on the session, or this process is a forked child;
-// pleachInternalError after a mistake of the library.
+// pleachGroupEnd, if another thread is in a call on the session, or this process is a forked
+// child; pleachInternalError after a mistake of the library.
 pleachResult_t pleachSessionGetState(pleachSession_t session, const char *name, void **data);
 
 // Allocates `size` zeroed bytes that are registered for all epochs: the communicator of each epoch
@@ -2536,9 +2537,9 @@ pleachResult_t pleachSessionGetState(pleachSession_t session, const char *name, 
 // thread at the same time is refused. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such session, `data` is NULL or
-// `size` is 0; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is
-// in a call on the session, or this process has left it or is a forked child; pleachSystemError if
-// the system refuses memory; pleachInternalError after a mistake of the library.
+// `size` is 0; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread
+// is in a call on the session, or this process has left it or is a forked child; pleachSystemError
+// if the system refuses memory; pleachInternalError after a mistake of the library.
 pleachResult_t pleachSessionBuffer(pleachSession_t session, size_t size, void **data);
 
 // Frees a buffer of pleachSessionBuffer.
@@ -2546,10 +2547,10 @@ pleachResult_t pleachSessionBuffer(pleachSession_t session, size_t size, void **
 // Ownership: the memory goes back to the library, which keeps it as long as calls use it. Threads:
 // any; a call of a second thread at the same time is refused. Blocks: no.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `data` is no buffer
-// of it; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is in a
-// call on the session, or this process is a forked child; pleachInternalError after a mistake of
-// the library.
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `data` is no
+// buffer of it; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread
+// is in a call on the session, or this process is a forked child; pleachInternalError after a
+// mistake of the library.
 pleachResult_t pleachSessionFreeBuffer(pleachSession_t session, void *data);
 
 // Stores the arrival skew of a peer in the calls of this rank so far. It is precise to about 10

@@ -154,6 +154,7 @@ pub(crate) enum ReadFailure {
     /// The other end is at fault, or somebody in between.
     Fault(TlsFault),
     /// An error of the socket.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "no kernel has keys then"))]
     System(std::io::Error),
 }
 
