@@ -414,6 +414,15 @@ impl Member {
         }
     }
 
+    /// Ends the group of the epoch that is open, where no record has: the session does not go on,
+    /// and nothing else would.
+    pub(crate) fn end_open_epoch(&self) {
+        let mut state = self.lock();
+        if state.open.as_ref().is_some_and(|open| !open.has_ended) {
+            self.give_up(&mut state, "the session has ended");
+        }
+    }
+
     /// What is set to true when this process is to leave, by the handler of a signal.
     pub(crate) fn leaves_when(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.leaves)
@@ -772,6 +781,12 @@ impl State {
     /// The number of the newest record; `None` while this process waits to join.
     pub(crate) fn newest(&self) -> Option<u64> {
         self.record.as_ref().map(|record| record.number())
+    }
+
+    /// Whether a step can begin in this epoch: it is the newest, and this process takes part. A
+    /// group that was opened later would be ended by nobody.
+    pub(crate) fn is_current(&self, epoch: u64) -> bool {
+        self.newest() == Some(epoch) && !self.has_given_up
     }
 
     /// The places of the members of an epoch, by rank.

@@ -384,7 +384,7 @@ impl Session {
                 continue;
             }
             let mut state = self.member.lock();
-            if state.newest() != Some(record.number()) {
+            if !state.is_current(record.number()) {
                 continue;
             }
             if let Some((step, times)) = state.take_failed() {
@@ -608,6 +608,7 @@ impl Session {
     /// Waits until no peer reads or changes memory of the last epoch, and lets go of its group.
     fn end_group(&mut self) {
         let Some(epoch) = self.epoch.take() else { return };
+        self.member.end_open_epoch();
         // The fence is this process's own work, and the thread of the session does its part.
         while !epoch.group.await_end(clock::now() + self.elastic.suspect_after) {
             tracing::debug!("the group of epoch {} has not ended yet", epoch.record.number());
@@ -632,7 +633,7 @@ impl Session {
         });
         let board = Arc::new(StatusBoard::of_epoch(own, end));
         let mut state = self.member.lock();
-        if state.newest() != Some(number) {
+        if !state.is_current(number) {
             return Ok(false);
         }
         let Some(places) = state.places(record) else {
@@ -820,6 +821,25 @@ mod tests {
         };
         let SessionError::NoSuchSeat { from, seat, seats } = &error else { panic!("{error}") };
         assert_eq!((from.seat, *seat, *seats), (Seat(0), Seat(7), 1));
+    }
+
+    #[test]
+    fn who_has_given_up_makes_no_group() {
+        let mut session = alone();
+        let record = session.await_entry().expect("is a member");
+        // The thread of the session may give up after the caller has last looked.
+        session.member.drop_session();
+        assert!(!session.enter(&record).expect("is not tried"), "nothing would end the group");
+    }
+
+    #[test]
+    fn a_group_whose_epoch_no_record_has_ended_ends_with_the_session() {
+        let mut session = alone();
+        assert_eq!(session.next().expect("a step begins"), 0);
+        let group = session.group().expect("has begun").clone();
+        session.end_group();
+        let error = group.all_reduce(&mut [1_i32], pleach_vocabulary::ReduceOp::Sum).expect_err("has ended");
+        assert!(error.is_change(), "{error}");
     }
 
     #[test]
