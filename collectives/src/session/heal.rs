@@ -20,6 +20,8 @@ use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::{RegionKey, RemoteSlice, Slice};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::group::session_buffer;
+
 /// Bytes of a block, of which one hash tells.
 pub(crate) const BLOCK_BYTES: usize = 4 << 20;
 
@@ -152,12 +154,11 @@ impl States {
 
     /// By block: its hash.
     fn hashes(&self) -> Vec<u64> {
-        let mut buffer = Vec::new();
         let mut hashes = Vec::new();
         for entry in self.by_name.values() {
             for from in (0..entry.bytes).step_by(BLOCK_BYTES) {
                 let block = from..entry.bytes.min(from + BLOCK_BYTES);
-                hashes.push(hash(&entry.now().slice(block).expect("inside of it"), &mut buffer));
+                hashes.push(hash(entry.now().slice(block).expect("inside of it")));
             }
         }
         hashes
@@ -215,10 +216,9 @@ impl States {
 }
 
 /// The hash of a block that nobody changes.
-pub(crate) fn hash(block: &Slice, buffer: &mut Vec<u8>) -> u64 {
-    buffer.resize(block.len(), 0);
-    block.load(buffer);
-    xxh3_64(buffer)
+pub(crate) fn hash(block: Slice) -> u64 {
+    let bytes = block.len();
+    xxh3_64(&session_buffer::<u8>(block, bytes, 0))
 }
 
 /// Where the states of a member are, and the hash of each block.

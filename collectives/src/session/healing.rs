@@ -500,7 +500,6 @@ impl Reading<'_> {
             }
         }
         let mut under_way: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
-        let mut buffer = Vec::new();
         let (mut is_over, mut is_refused) = (false, false);
         while !(waiting.is_empty() || is_over) || !under_way.is_empty() {
             is_over = is_over || self.healing.is_over();
@@ -510,7 +509,7 @@ impl Reading<'_> {
                     Ok(Some(id)) => {
                         under_way.insert(id, (block, tried));
                     }
-                    Ok(None) => self.check(block, tried, &mut waiting, &mut buffer)?,
+                    Ok(None) => self.check(block, tried, &mut waiting)?,
                     Err(SubmitError::QueueFull { .. }) => {
                         waiting.push_front((block, tried));
                         break;
@@ -530,7 +529,7 @@ impl Reading<'_> {
             }
             for (id, is_ok) in self.healing.device.take_gets() {
                 match under_way.remove(&id) {
-                    Some((block, tried)) if is_ok => self.check(block, tried, &mut waiting, &mut buffer)?,
+                    Some((block, tried)) if is_ok => self.check(block, tried, &mut waiting)?,
                     Some((block, tried)) => is_refused |= self.refused(block, tried, &mut waiting)?,
                     None => {}
                 }
@@ -605,12 +604,11 @@ impl Reading<'_> {
         block: usize,
         tried: usize,
         waiting: &mut VecDeque<(usize, usize)>,
-        buffer: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         let (expected, have) = self.sources_of(block)?;
         let (state, bytes) = &self.blocks[block];
         let read = self.kept.memory[*state].slice(bytes.clone()).expect("inside of the state");
-        if hash(&read, buffer) == expected {
+        if hash(read) == expected {
             self.kept.has_come[block] = true;
             return Ok(());
         }
