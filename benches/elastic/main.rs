@@ -238,16 +238,16 @@ fn heal(arguments: &Arguments) -> Result<Vec<Row>, String> {
 
 fn overhead(arguments: &Arguments) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
-    for fabric in FABRICS {
+    for (ranks, fabric) in [2, 4].into_iter().flat_map(|ranks| FABRICS.map(|fabric| (ranks, fabric))) {
         let [mut of_group, mut of_session] = [const { Vec::new() }; 2];
         for _ in 0..arguments.times {
-            let mut job = Job::start(4, &format!("overhead {fabric}"))?;
+            let mut job = Job::start(ranks, &format!("overhead {fabric}"))?;
             of_group.push(job.await_duration(0, "group")?.as_secs_f64() * 1e6);
             of_session.push(job.await_duration(0, "session")?.as_secs_f64() * 1e6);
         }
         let (of_group, of_session) = (median(of_group), median(of_session));
         rows.push(Row {
-            what: format!("a session without faults, 4 ranks, 2 ms steps, {fabric}"),
+            what: format!("a session without faults, {ranks} ranks, 2 ms steps, {fabric}"),
             goal: "< 1 % over a group",
             found: format!("{of_session:.0} µs a step, {:+.2} %", (of_session / of_group - 1.0) * 100.0),
             beside: format!("a group {of_group:.0} µs"),

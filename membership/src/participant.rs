@@ -158,6 +158,13 @@ impl Participant {
         self.steps.as_ref().map(StepCommit::step)
     }
 
+    /// Whether this process knows that all members of this epoch are ready with a step of it.
+    #[must_use]
+    pub fn knows(&self, epoch: u64, step: u64) -> bool {
+        let is_of = self.latest.as_ref().is_some_and(|latest| latest.number() == epoch);
+        is_of && self.steps.as_ref().is_some_and(|steps| steps.known() > step)
+    }
+
     /// Members that are not known to be ready with the step under way.
     #[must_use]
     pub fn unready(&self) -> Vec<Process> {

@@ -121,7 +121,7 @@ impl Arrived {
         let job = JobIdentity { digest: job, maker, host: options.world.host.clone() };
         let waker = Arc::clone(&incoming);
         let connected = first.as_ref().map_or(0, |first| first.members().len() as u32);
-        let device = SharedDevice::new(device, events, connected, move || waker.wake());
+        let device = SharedDevice::new(device, events, connected, move || waker.wake_thread());
         let first = first.map(Arc::new);
         let (is_founder, committed_in) = (first.is_some(), first.clone());
         let member = Member::new(
@@ -143,7 +143,7 @@ impl Arrived {
             })
             .map_err(SessionError::Thread)?;
         incoming.wakes(thread.thread().clone());
-        incoming.wake();
+        incoming.wake_thread();
         let setting = Setting::new(options.clone(), terms.fabric());
         let presence = Presence::of(&options.world);
         tracing::debug!("{process} {}", if is_founder { "begins the job" } else { "waits to join" });

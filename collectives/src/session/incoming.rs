@@ -75,6 +75,8 @@ struct State {
 pub(crate) struct Incoming {
     state: Mutex<State>,
     thread: OnceLock<Thread>,
+    /// The caller's thread, while it waits.
+    caller: Mutex<Option<Thread>>,
 }
 
 impl Incoming {
@@ -84,10 +86,30 @@ impl Incoming {
     }
 
     /// Wakes the session's thread.
-    pub(crate) fn wake(&self) {
+    pub(crate) fn wake_thread(&self) {
         if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
+    }
+
+    /// Wakes the caller's thread, if it waits. Returns whether it does.
+    pub(crate) fn wake_caller(&self) -> bool {
+        let caller = lock(&self.caller);
+        caller.as_ref().inspect(|caller| caller.unpark()).is_some()
+    }
+
+    /// Something has come: wakes whoever takes it in. That is the caller while it waits, which
+    /// spares a switch to the session's thread and one back.
+    fn wake(&self) {
+        if !self.wake_caller() {
+            self.wake_thread();
+        }
+    }
+
+    /// The caller's thread waits from now on, or (`None`) no longer. It takes in what came
+    /// afterwards in both cases: what came before the end has woken nobody else.
+    pub(crate) fn caller_waits(&self, caller: Option<Thread>) {
+        *lock(&self.caller) = caller;
     }
 
     /// All that has come.

@@ -2,7 +2,9 @@
 //!
 //! The state is behind one lock. The session's thread takes in what comes and lets time pass, also
 //! while the caller computes, so a rank that computes takes part in every agreement. The caller's
-//! thread only says that a step has begun, is ready or has failed. Nobody waits with the lock.
+//! thread says that a step has begun, is ready or has failed. While it waits, it takes in what comes
+//! itself. The session's thread is woken only where it has to look sooner than it would. Nobody
+//! waits with the lock. The rounds of a commit are calls of the epoch's group ([`commit`]).
 //!
 //! **Invariants:** a record that is learned is written where it outlives this process before
 //! anything else is done with it ([`LastWord`]). Where that fails, this process says nothing more.
@@ -10,12 +12,13 @@
 //! ([`Witness`]).
 
 mod asks;
+mod commit;
 mod records;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pleach_membership::{
@@ -82,6 +85,9 @@ pub(crate) struct State {
     outboxes: BTreeMap<Rank, VecDeque<Vec<u8>>>,
     /// To this process itself.
     own: VecDeque<Message>,
+    /// The rounds of a commit are said by calls of the group now, not by messages. With the step
+    /// that is ready, and whether the epoch ends with it.
+    quiet: Option<Option<(u64, bool)>>,
     /// The newest; `None` while this process waits to join.
     record: Option<Arc<Record>>,
     /// Of the epoch that was entered last; it may be over.
@@ -106,6 +112,8 @@ pub(crate) struct State {
     /// Whether a fence has taken memory that was registered for the peers.
     pub(crate) is_memory_taken: bool,
     timeline: Timeline,
+    /// When the session's thread looks again.
+    looks_at: Nanos,
     /// Of the store of records.
     store_fault: Option<StoreFault>,
     /// Whether this process has given up for want of the store.
@@ -136,7 +144,6 @@ pub(crate) struct Member {
     records: RecordRequests,
     elastic: Elastic,
     state: Mutex<State>,
-    changed: Condvar,
     incoming: Arc<Incoming>,
     device: Arc<SharedDevice>,
     /// Set by handlers of signals. Relaxed: nothing else is read because of it.
@@ -181,6 +188,7 @@ impl Member {
             ended: BTreeSet::new(),
             outboxes: BTreeMap::new(),
             own: VecDeque::new(),
+            quiet: None,
             entered: first.clone(),
             record: first,
             roster,
@@ -197,6 +205,7 @@ impl Member {
             scratch: None,
             is_memory_taken: false,
             timeline: Timeline::default(),
+            looks_at: now,
             store_fault: None,
             store_is_lost: false,
             is_over: false,
@@ -204,9 +213,8 @@ impl Member {
             asked_at: now,
             is_interrupted: false,
         };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
-        let (records, leaves) = (RecordRequests::default(), Arc::default());
-        let member = Self { process, job, records, elastic, state, changed, incoming, device, leaves };
+        let (state, records, leaves) = (Mutex::new(state), RecordRequests::default(), Arc::default());
+        let member = Self { process, job, records, elastic, state, incoming, device, leaves };
         member.greet();
         Ok(Arc::new(member))
     }
@@ -244,8 +252,9 @@ impl Member {
 
     /// A process waits to join.
     pub(crate) fn newcomer(&self, neighbour: Neighbour) {
-        self.take_newcomer(&mut self.lock(), neighbour);
-        self.incoming.wake();
+        let mut state = self.lock();
+        self.take_newcomer(&mut state, neighbour);
+        self.wake_if_due(&state);
     }
 
     fn take_newcomer(&self, state: &mut State, neighbour: Neighbour) {
@@ -321,9 +330,24 @@ impl Member {
         lock(&self.state)
     }
 
-    /// Waits until something has changed, a moment at most.
+    /// Waits until something has changed, a moment at most, and takes in what has come. One thread
+    /// waits at a time.
     pub(crate) fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.ask(self.changed.wait_timeout(state, SLEEP_MAX).unwrap_or_else(PoisonError::into_inner).0)
+        self.incoming.caller_waits(Some(std::thread::current()));
+        drop(state);
+        std::thread::park_timeout(SLEEP_MAX);
+        let mut state = self.lock();
+        self.incoming.caller_waits(None);
+        self.look(&mut state, clock::now());
+        self.wake_if_due(&state);
+        self.ask(state)
+    }
+
+    /// Wakes the session's thread where it has to look sooner than it would.
+    fn wake_if_due(&self, state: &State) {
+        if self.next_look(state, clock::now()) < state.looks_at {
+            self.incoming.wake_thread();
+        }
     }
 
     /// Asks whether the call that waits was interrupted, where that was not asked a moment ago. If
@@ -338,11 +362,20 @@ impl Member {
         let is_interrupted = interrupted();
         let mut state = self.lock();
         if is_interrupted {
-            state.is_interrupted = true;
-            self.give_up(&mut state, "a call was interrupted");
-            self.incoming.wake();
+            self.interrupt(&mut state);
         }
         state
+    }
+
+    fn interrupt(&self, state: &mut State) {
+        state.is_interrupted = true;
+        self.give_up(state, "a call was interrupted");
+        self.wake_if_due(state);
+    }
+
+    /// A call of the group was interrupted, which has aborted the group.
+    fn was_interrupted(&self) {
+        self.interrupt(&mut self.lock());
     }
 
     /// As [`Member::wait`], for a call that waits for something else.
@@ -354,7 +387,9 @@ impl Member {
     pub(crate) fn tell(&self, state: &mut State, input: Input) {
         self.on(state, input, clock::now());
         self.send(state);
-        self.incoming.wake();
+        self.wake_if_due(state);
+        // Where another thread says so.
+        self.incoming.wake_caller();
     }
 
     /// Sends a control message to these ranks, now or when there is room for it.
@@ -367,7 +402,7 @@ impl Member {
             }
         }
         self.send(&mut state);
-        self.incoming.wake();
+        self.wake_if_due(&state);
     }
 
     /// Says that this process leaves at the end of a step.
@@ -393,9 +428,11 @@ impl Member {
             if state.is_over {
                 return;
             }
-            let until = self.look(&mut state, now);
+            self.look(&mut state, now);
+            let until = self.next_look(&state, now);
+            state.looks_at = until;
             drop(state);
-            self.changed.notify_all();
+            self.incoming.wake_caller();
             std::thread::park_timeout(until.since(clock::now()));
         }
     }
@@ -403,7 +440,7 @@ impl Member {
     /// The session's thread has ended by a panic: nobody would learn of the next record.
     pub(crate) fn thread_has_failed(&self) {
         self.give_up(&mut self.lock(), "the session's thread has ended");
-        self.changed.notify_all();
+        self.incoming.wake_caller();
     }
 
     /// The session is dropped: this process takes part in nothing any more.
@@ -432,15 +469,14 @@ impl Member {
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
         self.records.end();
-        self.incoming.wake();
+        self.incoming.wake_thread();
     }
 
-    /// Takes in what has come, lets time pass, and says when to look again.
-    fn look(&self, state: &mut State, now: Nanos) -> Nanos {
+    /// Takes in what has come, and lets time pass.
+    fn look(&self, state: &mut State, now: Nanos) {
         self.take_arrivals(state, now);
         self.look_for_ends(state, now);
-        let awaits_connections = state.record.is_none() || !state.newcomers.is_empty();
-        if awaits_connections || self.device.is_ending() {
+        if state.awaits_connections() || self.device.is_ending() {
             self.device.poll(now);
         }
         for event in self.device.take_pair_events() {
@@ -458,6 +494,10 @@ impl Member {
         self.stop_engine(state);
         self.give_up_without_quorum(state, now);
         self.give_up_without_store(state, now);
+    }
+
+    /// When to look again, if nothing comes.
+    fn next_look(&self, state: &State, now: Nanos) -> Nanos {
         let engine_stops = state.open.as_ref().is_some_and(|open| open.has_ended && !open.is_quiet);
         let has_dying = state.dying.values().any(|since| now.since(*since) < DYING_TIME);
         let has_output = state.outboxes.values().any(|outbox| !outbox.is_empty());
@@ -465,7 +505,7 @@ impl Member {
         if self.device.is_ending() || engine_stops || has_dying || has_output {
             until = until.min(now + BUSY_INTERVAL);
         }
-        if awaits_connections {
+        if state.awaits_connections() {
             until = until.min(now + NEWCOMER_INTERVAL);
         }
         until
@@ -632,6 +672,7 @@ impl Member {
                 self.learned(state, &record, now);
             }
             Output::Send { to, message } if to == self.process => state.own.push_back(message),
+            Output::Send { message, .. } if state.keeps_quiet(&message) => {}
             Output::Send { to, message } => {
                 if message == (Message::Alive { asks: true }) {
                     // Somebody is suspected: the roll is called.
@@ -798,6 +839,11 @@ impl State {
     fn others(&self, own: Process) -> Vec<Process> {
         let members = self.record.as_ref().map_or(&[][..], |record| record.members());
         members.iter().copied().filter(|member| *member != own).collect()
+    }
+
+    /// Whether processes connect: this one, which waits to join, or others.
+    fn awaits_connections(&self) -> bool {
+        self.record.is_none() || !self.newcomers.is_empty()
     }
 
     /// From the epoch of an attempt to the one that was entered since.

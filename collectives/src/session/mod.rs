@@ -423,16 +423,19 @@ impl Session {
         let own = outcome.err();
         let attempted = self.epoch.as_ref().map(|epoch| Arc::clone(&epoch.record));
         let epoch = attempted.as_ref().map(|record| record.number());
+        if own.is_none() {
+            self.ready();
+        }
         let mut state = self.member.lock();
-        match &own {
-            None => self.member.tell(&mut state, Input::Ready),
-            // The epoch is over anyway.
-            Some(_) if state.newest() != epoch => {}
-            Some(_) => self.member.tell(&mut state, Input::Failed),
+        // Where it is another epoch by now, this one is over anyway.
+        if own.is_some() && state.newest() == epoch {
+            self.member.tell(&mut state, Input::Failed);
         }
         let mut late_at = clock::now() + self.setting.options().timeout;
         let verdict = loop {
-            if let Some(verdict) = state.verdict_of(step) {
+            // An interrupt ends the epoch, and so the step with it.
+            let counts = |verdict: &Agreed| *verdict == Agreed::Committed || !state.is_interrupted();
+            if let Some(verdict) = state.verdict_of(step).filter(counts) {
                 break verdict;
             }
             if let Some(error) = self.end_of(&mut state) {

@@ -165,7 +165,7 @@ impl Member {
                 }
             }
             drop(state);
-            self.changed.notify_all();
+            self.incoming.wake_caller();
         }
     }
 
