@@ -5,7 +5,7 @@
 mod claims;
 
 use claims::images::Data;
-use claims::{Claim, EXPERIMENTS, Material, Verdict, barriers, blink, das, quality, zhang};
+use claims::{Claim, EXPERIMENTS, Material, Verdict, barriers, blink, das, hybrid, quality, zhang};
 
 /// One seed, and the digits alone.
 fn material() -> Material {
@@ -22,6 +22,7 @@ fn exact_claims_are_found() {
     for experiment in [
         das::speedups,
         das::first_layers_first,
+        hybrid::fewest_bytes,
         zhang::stability,
         barriers::zipline_is_optimal,
         quality::outer_steps_save_bytes,

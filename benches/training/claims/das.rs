@@ -9,7 +9,6 @@ use super::{Claim, Material, Verdict, head};
 
 pub(crate) const SPEEDUPS: &str = "Das: speed-ups";
 pub(crate) const ORDER: &str = "Das: first layers first";
-pub(crate) const HYBRID: &str = "Das: hybrid balance";
 
 /// How far the fit may be from the paper: as a factor, of convolutional networks and of the DNN.
 const FIT: [f64; 2] = [1.2, 1.6];
@@ -97,16 +96,4 @@ pub(crate) fn first_layers_first(_: &Material) -> Result<Claim, String> {
         verdict: Verdict::of(holds, "a step's communication is not as long as its computing there"),
         table,
     })
-}
-
-/// Counted bytes of hybrid trainings.
-pub(crate) fn hybrid(_: &Material) -> Result<Claim, String> {
-    let because = "`hybrid` trains by it now, and this row was not measured again; \
-                   `parallelize` plans it, and tests hold its bytes to the formula";
-    Ok(Claim::not_measured(
-        HYBRID,
-        "hybrid parallelism sends the fewest bytes for fully connected layers",
-        "counted bytes = formula, to the byte",
-        because,
-    ))
 }

@@ -84,6 +84,16 @@ impl Data {
         Ok(Self::new("MNIST", &all, MNIST_POOL))
     }
 
+    /// Pixels of an image, and classes.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        (self.image_pixels, CLASSES)
+    }
+
+    /// One of the images to learn from; after the last one comes the first.
+    pub(crate) fn learned(&self, index: usize) -> Sample<'_> {
+        self.learned.sample(index % self.learned.labels.len())
+    }
+
     /// Four fifths of the images to learn from, with the others to choose by in the place of those
     /// to test by.
     pub(crate) fn validation(&self) -> Self {

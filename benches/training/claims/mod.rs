@@ -1,7 +1,7 @@
 //! The claims of the papers whose training schemes are here, each as an experiment.
 //!
-//! An experiment plans, or trains simulated ranks with real gradients in virtual time, and says
-//! whether it found the claim. Virtual time is the same on any machine, so are the results.
+//! An experiment plans, trains simulated ranks with real gradients in virtual time, or counts the
+//! bytes of real ranks, and says whether it found the claim. All of that is the same on any machine.
 //! Experiments of several seeds take medians; the learning rate of a scheme is the one of the least
 //! loss on a fifth of the images to learn from.
 //!
@@ -14,11 +14,14 @@ pub(crate) mod blink;
 pub(crate) mod das;
 #[path = "../../../src/cli/digits.rs"]
 mod digits;
+pub(crate) mod hybrid;
 pub(crate) mod images;
 pub(crate) mod jin;
 #[path = "../../../training/tests/quadratic/mod.rs"]
 mod quadratic;
 pub(crate) mod quality;
+#[path = "../../../collectives/tests/ranks/mod.rs"]
+mod ranks;
 #[path = "../../report/mod.rs"]
 pub(crate) mod report;
 pub(crate) mod staleness;
@@ -131,7 +134,7 @@ pub(crate) type Experiment = (&'static str, fn(&Material) -> Result<Claim, Strin
 pub(crate) const EXPERIMENTS: [Experiment; 19] = [
     (das::SPEEDUPS, das::speedups),
     (das::ORDER, das::first_layers_first),
-    (das::HYBRID, das::hybrid),
+    (hybrid::HYBRID, hybrid::fewest_bytes),
     (zhang::STABILITY, zhang::stability),
     (zhang::DOWNPOUR, zhang::beside_downpour),
     (quality::PENG, quality::grid_keeps_quality),
