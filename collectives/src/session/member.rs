@@ -2,9 +2,9 @@
 //!
 //! The state is behind one lock. The session's thread takes in what comes and lets time pass, also
 //! while the caller computes, so a rank that computes takes part in every agreement. The caller's
-//! thread says that a step has begun, is ready or has failed. While it waits, it takes in what comes
-//! itself. The session's thread is woken only where it has to look sooner than it would. Nobody
-//! waits with the lock. The rounds of a commit are calls of the epoch's group ([`commit`]).
+//! thread says that a step has begun, is ready or has failed. While it waits, it takes in what
+//! comes itself. The session's thread is woken only where it has to look sooner than it would.
+//! Nobody waits with the lock. The rounds of a commit are calls of the epoch's group ([`commit`]).
 //!
 //! **Invariants:** a record that is learned is written where it outlives this process before
 //! anything else is done with it ([`LastWord`]). Where that fails, this process says nothing more.
@@ -12,7 +12,7 @@
 //! ([`Witness`]).
 
 mod asks;
-mod commit;
+pub(super) mod commit;
 mod records;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -672,7 +672,7 @@ impl Member {
                 self.learned(state, &record, now);
             }
             Output::Send { to, message } if to == self.process => state.own.push_back(message),
-            Output::Send { message, .. } if state.keeps_quiet(&message) => {}
+            Output::Send { message, .. } if commit::keeps_quiet(state, &message) => {}
             Output::Send { to, message } => {
                 if message == (Message::Alive { asks: true }) {
                     // Somebody is suspected: the roll is called.

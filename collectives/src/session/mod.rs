@@ -423,8 +423,8 @@ impl Session {
         let own = outcome.err();
         let attempted = self.epoch.as_ref().map(|epoch| Arc::clone(&epoch.record));
         let epoch = attempted.as_ref().map(|record| record.number());
-        if own.is_none() {
-            self.ready();
+        if let (None, Some(epoch)) = (&own, &self.epoch) {
+            member::commit::ready(&self.member, &epoch.record, &epoch.group);
         }
         let mut state = self.member.lock();
         // Where it is another epoch by now, this one is over anyway.

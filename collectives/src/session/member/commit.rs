@@ -5,7 +5,8 @@
 //! all-gather and a barrier: they go the way of the data, so a commit costs two short calls of the
 //! group, and wakes no thread. Messages over the control streams say the same, but each takes two
 //! switches of threads at its receiver. They are sent only by the state machine's tick, to members
-//! that have waited that long.
+//! that have waited that long, and in a step behind which states are read: groups gather nothing
+//! then.
 //!
 //! **Invariant:** a call of the group begins only where the state machine would send the message
 //! for which it stands, and what has come with it is heard as that message, in any order with
@@ -18,8 +19,7 @@ use pleach_membership::{Input, Message, Record};
 use pleach_transport::clock;
 
 use super::{Member, State};
-use crate::group::CollectiveError;
-use crate::session::{Epoch, Session};
+use crate::group::{CollectiveError, Group};
 
 /// Distinguishes these calls from the program's.
 const COMMIT_MARK: u32 = 0x636f_6d6d;
@@ -38,73 +38,66 @@ fn is_interrupted() -> bool {
     IS_INTERRUPTED.get()
 }
 
-impl Session {
-    /// This process is ready with the step that it has begun.
-    pub(crate) fn ready(&self) {
-        let mut state = self.member.lock();
-        let interrupted = state.interrupted;
-        let said = self.member.ready(&mut state);
-        drop(state);
-        let (Some((step, halts)), Some(epoch)) = (said, &self.epoch) else { return };
+/// This process is ready with the step that it has begun in the epoch of this record and group.
+pub(crate) fn ready(member: &Member, record: &Record, group: &Group) {
+    let mut state = member.lock();
+    if group.contributors() < group.world_size() {
+        return member.tell(&mut state, Input::Ready);
+    }
+    state.quiet = Some(None);
+    member.tell(&mut state, Input::Ready);
+    let said = state.quiet.take().flatten();
+    let interrupted = state.interrupted;
+    drop(state);
+    let Some((step, halts)) = said else { return };
+    let mut group = group.tagged_further(COMMIT_MARK);
+    if interrupted.is_some() {
         ASKED.set(interrupted);
-        // An error is that of the epoch, which ends.
-        let _ = self.make_rounds(epoch, step, halts, interrupted.map(|_| is_interrupted as fn() -> bool));
-        if IS_INTERRUPTED.take() {
-            self.member.was_interrupted();
-        }
+        group = group.interrupted_by(is_interrupted);
     }
-
-    fn make_rounds(
-        &self,
-        epoch: &Epoch,
-        step: u64,
-        halts: bool,
-        interrupted: Option<fn() -> bool>,
-    ) -> Result<(), CollectiveError> {
-        let (record, number) = (&epoch.record, epoch.record.number());
-        let group = epoch.group.tagged_further(COMMIT_MARK);
-        let group = if let Some(asked) = interrupted { group.interrupted_by(asked) } else { group };
-        let mut all = vec![0; record.members().len()];
-        group.all_gather(&[u8::from(halts)], &mut all)?;
-        self.member.heard(record, |rank| Message::Ready { epoch: number, step, halts: all[rank] != 0 });
-        if !self.member.lock().membership.participant().knows(number, step) {
-            return Ok(()); // It has promised to go no further.
-        }
-        group.barrier()?;
-        self.member.heard(record, |_| Message::Knows { epoch: number, step });
-        Ok(())
+    // An error is that of the epoch, which ends.
+    let _ = make_rounds(member, record, &group, step, halts);
+    if IS_INTERRUPTED.take() {
+        member.was_interrupted();
     }
 }
 
-impl Member {
-    /// Tells the state machine that the step is ready. Returns the step, and whether the epoch ends
-    /// with it, where others are to be told so.
-    fn ready(&self, state: &mut State) -> Option<(u64, bool)> {
-        state.quiet = Some(None);
-        self.tell(state, Input::Ready);
-        state.quiet.take().flatten()
+fn make_rounds(
+    member: &Member,
+    record: &Record,
+    group: &Group,
+    step: u64,
+    halts: bool,
+) -> Result<(), CollectiveError> {
+    let epoch = record.number();
+    let mut all = vec![0; record.members().len()];
+    group.all_gather(&[u8::from(halts)], &mut all)?;
+    hear(member, record, |rank| Message::Ready { epoch, step, halts: all[rank] != 0 });
+    if !member.lock().membership.participant().knows(epoch, step) {
+        return Ok(()); // It has promised to go no further.
     }
-
-    /// A call of the group has brought this from each of the others.
-    fn heard(&self, record: &Record, message: impl Fn(usize) -> Message) {
-        let mut state = self.lock();
-        state.quiet = Some(None);
-        for (rank, from) in record.members().iter().enumerate().filter(|(_, from)| **from != self.process) {
-            self.on(&mut state, Input::Message { from: *from, message: message(rank) }, clock::now());
-        }
-        state.quiet = None;
-        self.wake_if_due(&state);
-    }
+    group.barrier()?;
+    hear(member, record, |_| Message::Knows { epoch, step });
+    Ok(())
 }
 
-impl State {
-    /// Whether this is said by a call of the group instead.
-    pub(super) fn keeps_quiet(&mut self, message: &Message) -> bool {
-        match (message, &mut self.quiet) {
-            (Message::Ready { step, halts, .. }, Some(ready)) => *ready = Some((*step, *halts)),
-            (Message::Knows { .. }, Some(_)) => {}
-            _ => return false,
-        }
-        true
+/// A call of the group has brought this from each of the others.
+fn hear(member: &Member, record: &Record, message: impl Fn(usize) -> Message) {
+    let mut state = member.lock();
+    state.quiet = Some(None);
+    for (rank, from) in record.members().iter().enumerate().filter(|(_, from)| **from != member.process) {
+        member.on(&mut state, Input::Message { from: *from, message: message(rank) }, clock::now());
     }
+    state.quiet = None;
+    member.wake_if_due(&state);
+}
+
+/// Whether a call of the group says this instead.
+pub(super) fn keeps_quiet(state: &mut State, message: &Message) -> bool {
+    match (message, &mut state.quiet) {
+        (Message::Ready { step, halts, .. }, Some(ready)) => *ready = Some((*step, *halts)),
+        (Message::Knows { .. }, Some(_)) => {}
+        _ => return false,
+    }
+    true
 }
