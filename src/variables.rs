@@ -160,7 +160,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "PLEACH_LOG",
         "warnings",
-        "what the command and its ranks log on standard error: `info`, `debug`, or `pleach_transport=debug,info`",
+        "what the command logs on standard error, also as a rank (`bench`, `train`): `info`, `debug`, or `pleach_transport=debug,info`. Other programs need a subscriber of `tracing`",
     ),
 ];
 

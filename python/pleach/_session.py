@@ -149,14 +149,15 @@ class Session:
     fewest_wait, seconds that too few members for a step wait for others, 60 by default; quorum_wait,
     seconds that too few members to agree wait for others, 20 by default; retries_max, how often a step
     that cannot be done is repeated, 3 by default; program, a name of the program, that of the script by
-    default. heal_wait: seconds that members wait for a process that reads the states, 60 by default. The
-    other arguments are those of ``pleach.join``.
+    default; heal_wait, seconds that members wait for a process that reads the states, 60 by default, and
+    suspect it then. The other arguments are those of ``pleach.join``.
 
     One thread uses it. ``with`` leaves the job at the end of the block; after an exception other than
     LeftError the process is out of it at once. Ctrl-C during a call that waits raises KeyboardInterrupt,
     and the others go on without this process.
 
-    Raises JoinError if the processes do not meet, or this one is refused.
+    Raises JoinError if the processes do not meet, this one is refused, or the arguments or the environment
+    say nothing clear.
     """
 
     def __init__(

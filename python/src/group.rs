@@ -46,12 +46,14 @@ pub(crate) struct Inner {
     registered: Mutex<BTreeMap<usize, (usize, Weak<RegisteredMemory>)>>,
 }
 
-/// A time that a caller names in seconds.
-pub(crate) fn limit(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
+/// A time that a caller gives in seconds, as the argument of this name.
+pub(crate) fn limit(py: Python<'_>, name: &str, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     match seconds {
         None => Ok(None),
         Some(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(Some(Duration::from_secs_f64(seconds))),
-        Some(other) => Err(argument(py, format!("timeout is {other}; give seconds from 0 on"))),
+        Some(other) => {
+            Err(argument(py, format!("{name} is {other}; give seconds from 0 to {SECONDS_MAX}")))
+        }
     }
 }
 
@@ -62,7 +64,7 @@ impl Inner {
         let Some(mut group) = group else {
             return Err(error::collective(py, self.info(), &CollectiveError::Closed));
         };
-        if let Some(limit) = limit(py, manner.timeout)? {
+        if let Some(limit) = limit(py, "timeout", manner.timeout)? {
             group = group.within(limit);
         }
         Ok(if manner.tag == 0 { group } else { group.tagged(manner.tag) })
@@ -344,7 +346,7 @@ impl Group {
 
     /// The same group, whose calls wait at most ``timeout`` seconds.
     fn within(&self, py: Python<'_>, timeout: f64) -> PyResult<Self> {
-        limit(py, Some(timeout))?;
+        limit(py, "timeout", Some(timeout))?;
         Ok(Self { inner: Arc::clone(&self.inner), timeout: Some(timeout) })
     }
 

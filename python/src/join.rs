@@ -27,10 +27,10 @@ impl Settings {
             world.secret = Some(secret.map_err(|error| error::world(py, &error.to_string()))?);
         }
         let mut options = Options::from_env_in(world);
-        if let Some(limit) = limit(py, self.timeout)? {
+        if let Some(limit) = limit(py, "timeout", self.timeout)? {
             options.timeout = limit;
         }
-        if let Some(limit) = limit(py, self.join_timeout)? {
+        if let Some(limit) = limit(py, "join_timeout", self.join_timeout)? {
             options.join_timeout = limit;
         }
         if let Some(name) = &self.fabric {
@@ -60,7 +60,9 @@ pub(crate) fn world(
     let parsed = rendezvous.map(str::parse::<Rendezvous>).transpose();
     let rendezvous = parsed.map_err(|error| error::world(py, &error.to_string()))?;
     let found = World::find(&ExplicitWorld { rank, world_size, rendezvous });
-    Ok(found.map_err(|error| error::world(py, &error.to_string()))?.unwrap_or_else(World::alone))
+    // It names the arguments as options of a command.
+    let named = |text: String| text.replace("--world-size", "world_size").replace("--rank", "rank");
+    Ok(found.map_err(|error| error::world(py, &named(error.to_string())))?.unwrap_or_else(World::alone))
 }
 
 /// Joins the ranks of this job and returns the group; see ``pleach.join``.

@@ -94,7 +94,7 @@ impl Pending {
     /// operation goes on. Raises pleach.GroupError if the operation failed. May be called again.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let until = crate::group::limit(py, timeout)?.map(|limit| now() + limit);
+        let until = crate::group::limit(py, "timeout", timeout)?.map(|limit| now() + limit);
         loop {
             let left = until.map_or(SIGNAL_INTERVAL, |until| until.since(now()));
             let outcome = py.detach(|| self.started.poll(left.min(SIGNAL_INTERVAL)));

@@ -125,6 +125,7 @@ fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
         SessionError::Limits { .. }
         | SessionError::Signal { .. }
         | SessionError::StateTaken(_)
+        | SessionError::StateName { .. }
         | SessionError::Unsupported { .. }
         | SessionError::NotBegun => "argument",
         SessionError::NotAdmitted { .. } | SessionError::Group { .. } => "join",
@@ -285,16 +286,16 @@ impl Session {
         let options = settings.options(py, world)?;
         let mut elastic = Elastic::between(fewest, most);
         elastic.program = program;
-        let set = |time: &mut Duration, seconds: Option<f64>| -> PyResult<()> {
-            if let Some(limit) = limit(py, seconds)? {
+        for (name, time, seconds) in [
+            ("suspect_after", &mut elastic.suspect_after, suspect_after),
+            ("fewest_wait", &mut elastic.fewest_wait, fewest_wait),
+            ("quorum_wait", &mut elastic.quorum_wait, quorum_wait),
+            ("heal_wait", &mut elastic.heal_wait, heal_wait),
+        ] {
+            if let Some(limit) = limit(py, name, seconds)? {
                 *time = limit;
             }
-            Ok(())
-        };
-        set(&mut elastic.suspect_after, suspect_after)?;
-        set(&mut elastic.fewest_wait, fewest_wait)?;
-        set(&mut elastic.quorum_wait, quorum_wait)?;
-        set(&mut elastic.heal_wait, heal_wait)?;
+        }
         if let Some(times) = retries_max {
             elastic.retries_max = times;
         }

@@ -254,7 +254,7 @@ impl Window {
     /// were written. If none has come, waits for one up to ``timeout`` seconds.
     #[pyo3(signature = (timeout=0.0))]
     fn poll(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<Arrival>> {
-        let limit = limit(py, Some(timeout))?.unwrap_or(Duration::ZERO);
+        let limit = limit(py, "timeout", Some(timeout))?.unwrap_or(Duration::ZERO);
         let mut taken = Vec::new();
         let mut take = |arrival: RustArrival<'_, u8>| {
             let (source, slot, word) = (arrival.from, arrival.slot, arrival.word);

@@ -253,7 +253,7 @@ def test_mistakes_are_named():
         (dict(fewest=3, most=2), "3 to 2 members"),
         (dict(fewest=2), "joined by 1"),
         (dict(fabric="pigeon"), "pigeon"),
-        (dict(suspect_after=-1), "timeout is -1"),
+        (dict(suspect_after=-1), "suspect_after is -1"),
     ]:
         with pytest.raises(pleach.ArgumentError, match=text):
             pleach.Session(**arguments)

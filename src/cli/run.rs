@@ -48,8 +48,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MODE", value_parser = ["off", "on", "require"])]
     tls: Option<String>,
     /// Restart a rank that has died; the program must use a session. The other ranks go on, and
-    /// the restarted rank joins them. The job ends when fewer than MIN ranks of this launcher run
-    /// and no restart is left. The job succeeds if the last rank to end has status 0 [default: 1:W]
+    /// the restarted rank joins them. If this launcher has started all ranks, the job ends when
+    /// fewer than MIN run and no restart is left. The job succeeds if the last rank to end has
+    /// status 0 [without a value: 1:W]
     #[arg(long, value_name = "MIN:MAX", num_args = 0..=1, require_equals = true)]
     elastic: Option<Option<Bounds>>,
     /// How many times a rank is started anew, all ranks together [default: 3]

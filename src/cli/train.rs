@@ -98,7 +98,8 @@ pub(crate) struct Arguments {
     /// What becomes of late gradients: carry, drop or correct [default: that of the activation]
     #[arg(long, value_name = "RULE", requires = "partial")]
     late: Option<Late>,
-    /// By what sums are divided: world or contributors [default: that of the activation]
+    /// By what sums are divided: world or contributors [default: that of the activation; world
+    /// where it has none]
     #[arg(long, value_name = "BY", requires = "partial")]
     divisor: Option<Divisor>,
     /// How late ranks are: none, linear:D (rank r sleeps (r + 1) D a step) or one:D (one rank,

@@ -105,7 +105,8 @@ pub enum SessionError {
     Join(#[from] JoinGroupError),
     /// The limits of members that were given cannot be.
     #[error(
-        "a session of {fewest} to {most} members cannot be joined by {ranks}; give limits around that number"
+        "a session of {fewest} to {most} members cannot be joined by {ranks}; give fewest and most with 1 ≤ fewest ≤ \
+         {ranks} ≤ most"
     )]
     Limits {
         /// The fewest members.
@@ -242,6 +243,12 @@ pub enum SessionError {
         /// The name.
         String,
     ),
+    /// The name of a state is too long.
+    #[error("the name of a state has {bytes} bytes; give at most {NAME_BYTES_MAX}")]
+    StateName {
+        /// The number of bytes.
+        bytes: usize,
+    },
     /// States that members declare with other names, elements or lengths.
     #[error("{first} and {other} declare different states ({own} here); declare the same on all members")]
     StatesDiffer {

@@ -256,9 +256,12 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// There is a state of this name, no memory, or it cannot be registered.
+    /// There is a state of this name, or it is too long; no memory, or it cannot be registered.
     pub fn state<T: Element>(&mut self, name: &str, len: usize) -> Result<State<T>, SessionError> {
-        if self.own.states().contains(name) || name.len() > NAME_BYTES_MAX {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(SessionError::StateName { bytes: name.len() });
+        }
+        if self.own.states().contains(name) {
             return Err(SessionError::StateTaken(name.to_owned()));
         }
         let bytes = len.saturating_mul(size_of::<T>());

@@ -194,6 +194,7 @@ impl From<SessionError> for Failed {
             SessionError::Limits { .. }
             | SessionError::Signal { .. }
             | SessionError::StateTaken(_)
+            | SessionError::StateName { .. }
             | SessionError::Unsupported { .. } => pleachInvalidArgument,
             SessionError::NotBegun | SessionError::StatesDiffer { .. } => pleachInvalidUsage,
             SessionError::ThreadEnded => pleachInternalError,

@@ -131,7 +131,7 @@ impl Endpoint {
     }
 
     fn limit(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Duration> {
-        Ok(limit(py, timeout)?.unwrap_or(self.timeout))
+        Ok(limit(py, "timeout", timeout)?.unwrap_or(self.timeout))
     }
 }
 
@@ -207,7 +207,7 @@ impl Endpoint {
         table.bytes_held = bytes_held.unwrap_or(table.bytes_held);
         let arenas = &mut options.limits.arenas;
         arenas.bytes = bytes_lendable.unwrap_or(arenas.bytes);
-        let timeout = limit(py, timeout)?.unwrap_or(options.send_wait);
+        let timeout = limit(py, "timeout", timeout)?.unwrap_or(options.send_wait);
         let opened = py.detach(|| pleach_exchange::Endpoint::open(&options));
         let open = Arc::new(OfProcess::new(opened.map_err(|error| errors::open(py, &error))?));
         let mut all = lock(&OPEN);

@@ -28,7 +28,7 @@ impl Peer {
 
     /// The peer with the limit of a call.
     fn within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(pleach_exchange::Peer, Duration)> {
-        let limit = limit(py, timeout)?.unwrap_or(self.timeout);
+        let limit = limit(py, "timeout", timeout)?.unwrap_or(self.timeout);
         Ok((self.peer.get(py)?.within(limit), limit))
     }
 
@@ -176,7 +176,7 @@ impl PendingTensor {
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let pending = self.pending.get(py)?;
-        let limit = limit(py, timeout)?.unwrap_or(Duration::MAX);
+        let limit = limit(py, "timeout", timeout)?.unwrap_or(Duration::MAX);
         let look = |turn| {
             let mut state = lock(pending);
             match state.as_mut().map(|pending| pending.wait_for(turn)) {

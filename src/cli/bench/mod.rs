@@ -82,13 +82,13 @@ pub(crate) struct Arguments {
     /// The root of a reduce, broadcast, gather or scatter
     #[arg(long, value_name = "RANK")]
     root: Option<Rank>,
-    /// How many ranks to start here [default: 2]
+    /// How many ranks to start here [default: 2; recovery: 4]
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
     /// Smallest size
     #[arg(short = 'b', long, value_name = "BYTES", default_value = "8")]
     min: Size,
-    /// Largest size
+    /// Largest size; of partial-all-reduce 1M at most, and --sizes goes further
     #[arg(short = 'e', long, value_name = "BYTES", default_value = "64M")]
     max: Size,
     /// Ratio of one size to the size before
@@ -183,7 +183,7 @@ pub(super) fn fabric_choice(name: &str) -> Result<FabricChoice, String> {
     match fabric(name)? {
         BenchFabric::Real(fabric) => Ok(FabricChoice::Only(fabric)),
         BenchFabric::Best => Ok(FabricChoice::Auto),
-        BenchFabric::Simulated => Err("there are shm tcp shm+tcp auto".to_owned()),
+        BenchFabric::Simulated => Err("there are shm tcp shm+tcp verbs shm+verbs auto".to_owned()),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::cli::launch::rank_or_launch;
 use crate::cli::output::rounded;
 use crate::cli::skew::Skew;
 
-/// Largest size that is measured unless another one is named.
+/// Largest size that is measured unless `--sizes` names others.
 const MAX: Size = Size(1 << 20);
 
 /// What `pleach bench partial-all-reduce` takes besides.

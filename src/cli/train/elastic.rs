@@ -62,7 +62,7 @@ const END: &str = "@end";
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ElasticArguments {
     /// Train in a session, by the scheme sync if none is given: ranks may end, stop, join (by sync
-    /// alone) and leave, and MIN or more of at most MAX go on [default: 2:6]
+    /// alone) and leave, and MIN or more of at most MAX go on [without a value: 2:6]
     #[arg(
         long,
         value_name = "MIN:MAX",

@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// File of the table, which standard output shows too
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// The fabric: shm, tcp, shm+tcp (by host) or auto
+    /// The fabric: shm, tcp, shm+tcp (by host), verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value = "auto", value_parser = fabric_choice)]
     fabric: FabricChoice,
     /// How many ranks to start here [default: 2]
