@@ -11,10 +11,14 @@ use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, Peer};
 use pleach_transport::{Secret, clock};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+/// Bytes of a tensor beside which processes are small.
+const LARGE: usize = 64 << 20;
+
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Tells a child its fabric and its part: `send`, or `receive HOST:PORT`.
+/// Tells a child its fabric and its part: `send`, `receive HOST:PORT`, `publish`, or `hold` with
+/// the addresses of who publishes and of who says when.
 const PART: &str = "PLEACH_TEST_PART";
 
 fn key(step: u64, name: &str) -> Key {
@@ -60,10 +64,27 @@ fn part_of_a_child() {
             }
         }
     }
+    let mut held = None;
+    if part == "publish" {
+        let mut tensor = endpoint.tensor::<u32>(&[LARGE / 4]).expect("there is memory");
+        tensor.fill(7);
+        endpoint.publish(0, [("w".to_owned(), tensor.share())].into());
+    } else if let Some((from, go)) = part.strip_prefix("hold ").and_then(|both| both.split_once(' ')) {
+        let [from, go] =
+            [from, go].map(|address| endpoint.connect(address).expect("an address").within(LONG));
+        from.share_regions().expect("is on this host");
+        println!("ready {}", endpoint.address());
+        go.receive(&key(1, "go")).expect("is sent later");
+        let received = from.receive(&key(0, "w")).expect("is published");
+        assert!(received.as_slice::<u32>().expect("numbers").iter().all(|value| *value == 7));
+        held = Some(received);
+    }
     let mut tensor = endpoint.tensor::<u32>(&[1000]).expect("there is memory");
     tensor.fill(5);
     endpoint.send(&key(1, "w"), tensor.share()).expect("there is room");
-    println!("ready {}", endpoint.address());
+    if held.is_none() {
+        println!("ready {}", endpoint.address());
+    }
     // Until it is killed.
     let _ = endpoint.receive(&key(9, "never"), Duration::MAX);
 }
@@ -91,6 +112,14 @@ impl Program {
             .map_while(Result::ok)
             .find_map(|line| line.find("ready").map(|at| line[at + "ready".len()..].trim().to_owned()));
         Self { child, ready: ready.expect("it prints that it is ready") }
+    }
+
+    /// The bytes of memory that it has, each page divided by the number of processes that have it.
+    fn proportional_bytes(&self) -> usize {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id()));
+        let text = text.expect("the kernel tells it");
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).expect("it is told");
+        line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
     }
 
     fn signal(&self, signal: Signal) {
@@ -159,6 +188,24 @@ fn stop_a_sender(fabric: &str) {
     stopped.signal(Signal::CONT);
     // The call that has ended took nothing.
     assert_eq!(peer.receive(&key(1, "w")).expect("was sent").as_slice::<u32>(), Ok(&[5; 1000][..]));
+}
+
+#[test]
+fn four_that_hold_a_tensor_in_place_have_its_bytes_once() {
+    let go = open("shm");
+    let mut programs = vec![Program::start("shm", "publish")];
+    let part = format!("hold {} {}", programs[0].ready, go.address());
+    programs.extend((0..4).map(|_| Program::start("shm", &part)));
+    let all = || programs.iter().map(Program::proportional_bytes).sum::<usize>();
+    let before = all();
+    assert!(before > LARGE, "its owner has it");
+    for holder in &programs[1..] {
+        let word = go.tensor::<u32>(&[1]).expect("there is memory");
+        go.send(&key(1, "go"), word.share()).expect("there is room");
+        peer_of(&go, holder).receive(&key(1, "w")).expect("is sent when it holds the tensor");
+    }
+    let more = all().saturating_sub(before);
+    assert!(more < LARGE / 50, "{more} bytes more for a tensor of {LARGE} that four hold");
 }
 
 #[test]
