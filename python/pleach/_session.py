@@ -98,7 +98,8 @@ class Attempt:
     An exception of the block means that the step cannot be done here. It is repeated, at most
     ``retries_max`` times in a row. Then the end of the block raises StepError on all members, here with
     the exception as its cause. KeyboardInterrupt, SystemExit and other exceptions that are no Exception
-    pass, and no verdict is asked for.
+    pass, and no verdict is asked for. The end of the block makes two calls of the group, so meanwhile no
+    other thread makes calls of it.
     """
 
     def __init__(self, session: Session) -> None:

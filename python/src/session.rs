@@ -126,6 +126,7 @@ fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
         | SessionError::Signal { .. }
         | SessionError::StateTaken(_)
         | SessionError::StateName { .. }
+        | SessionError::StateInUse(_)
         | SessionError::Unsupported { .. }
         | SessionError::NotBegun => "argument",
         SessionError::NotAdmitted { .. } | SessionError::Group { .. } => "join",

@@ -135,7 +135,8 @@ pub(crate) fn scratch_memory(ranks: u32) -> std::io::Result<Arc<dyn Memory>> {
     memory_for_peers(ScratchLayout { ranks, gpus_copy: false }.bytes() as usize)
 }
 
-/// A buffer of memory that the session has registered and that no other code uses.
+/// A buffer of memory that the session has registered. Nobody changes the memory while another
+/// buffer reads it.
 pub(crate) fn session_buffer<T: Element>(slice: Slice, len: usize, number: u64) -> Buffer<T> {
     Buffer::new(slice, len, number)
 }

@@ -244,11 +244,19 @@ pub enum SessionError {
         String,
     ),
     /// The name of a state is too long.
-    #[error("the name of a state has {bytes} bytes; give at most {NAME_BYTES_MAX}")]
+    #[error("the name of a state has {bytes} bytes; give at most {bytes_max}")]
     StateName {
         /// The number of bytes.
         bytes: usize,
+        /// The most that there may be.
+        bytes_max: usize,
     },
+    /// The program changes a state while the session reads it.
+    #[error("the state '{0}' is being changed; call the session after State::update has returned")]
+    StateInUse(
+        /// The name.
+        String,
+    ),
     /// States that members declare with other names, elements or lengths.
     #[error("{first} and {other} declare different states ({own} here); declare the same on all members")]
     StatesDiffer {

@@ -14,12 +14,13 @@
 //! members wait, or the epoch is over and the read counts for nothing, but for the same step.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::{RegionKey, RemoteSlice, Slice};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::SessionError;
 use crate::group::session_buffer;
 
 /// Bytes of a block, of which one hash tells.
@@ -86,15 +87,21 @@ pub(crate) struct Entry {
     memory: Slice,
     /// What was read from the members, in the place of `memory`.
     healed: Arc<OnceLock<Slice>>,
+    /// Locked while the program changes the state, or the session reads it.
+    in_use: Arc<Mutex<()>>,
 }
 
 impl Entry {
     pub(crate) fn new(element: &'static str, bytes: usize, memory: Slice) -> Self {
-        Self { element, bytes, memory, healed: Arc::default() }
+        Self { element, bytes, memory, healed: Arc::default(), in_use: Arc::default() }
     }
 
     pub(crate) fn healed(&self) -> Arc<OnceLock<Slice>> {
         Arc::clone(&self.healed)
+    }
+
+    pub(crate) fn in_use(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.in_use)
     }
 
     fn now(&self) -> &Slice {
@@ -147,21 +154,28 @@ impl States {
     }
 
     /// One hash of all bytes.
-    pub(crate) fn hash(&self) -> u64 {
-        let writer = self.hashes().into_iter().fold(Writer::default(), Writer::u64);
-        xxh3_64(&writer.finish())
+    pub(crate) fn hash(&self) -> Result<u64, SessionError> {
+        let writer = self.hashes()?.into_iter().fold(Writer::default(), Writer::u64);
+        Ok(xxh3_64(&writer.finish()))
     }
 
     /// By block: its hash.
-    fn hashes(&self) -> Vec<u64> {
+    fn hashes(&self) -> Result<Vec<u64>, SessionError> {
         let mut hashes = Vec::new();
-        for entry in self.by_name.values() {
+        for (name, entry) in &self.by_name {
+            // Who changes it now may be this very thread, so nobody waits.
+            let in_use = entry.in_use.try_lock();
+            let _unchanged = match in_use {
+                Err(TryLockError::WouldBlock) => return Err(SessionError::StateInUse(name.clone())),
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Ok(unchanged) => unchanged,
+            };
             for from in (0..entry.bytes).step_by(BLOCK_BYTES) {
                 let block = from..entry.bytes.min(from + BLOCK_BYTES);
                 hashes.push(hash(entry.now().slice(block).expect("inside of it")));
             }
         }
-        hashes
+        Ok(hashes)
     }
 
     /// A fence has taken memory.
@@ -170,10 +184,10 @@ impl States {
     }
 
     /// What newcomers read first, and the memory that it names. `memory` registers some.
-    pub(crate) fn manifest<E>(
+    pub(crate) fn manifest(
         &self,
-        memory: impl Fn(usize) -> Result<Slice, E>,
-    ) -> Result<(Manifest, Vec<Slice>), E> {
+        memory: impl Fn(usize) -> Result<Slice, SessionError>,
+    ) -> Result<(Manifest, Vec<Slice>), SessionError> {
         let readable = |entry: &Entry| {
             if !self.are_taken {
                 return Ok(entry.now().clone());
@@ -182,9 +196,9 @@ impl States {
             copy.store(&entry.now().to_vec()[..entry.bytes]);
             Ok(copy)
         };
-        let slices = self.by_name.values().map(readable).collect::<Result<Vec<_>, E>>()?;
+        let slices = self.by_name.values().map(readable).collect::<Result<Vec<_>, SessionError>>()?;
         let remote = slices.iter().map(Slice::remote).collect();
-        Ok((Manifest { slices: remote, hashes: self.hashes() }, slices))
+        Ok((Manifest { slices: remote, hashes: self.hashes()? }, slices))
     }
 
     /// The blocks of all states, in the order of the hashes: number of the state, and bytes.
@@ -215,7 +229,7 @@ impl States {
     }
 }
 
-/// The hash of a block that nobody changes.
+/// The hash of a block that nobody changes meanwhile.
 pub(crate) fn hash(block: Slice) -> u64 {
     let bytes = block.len();
     xxh3_64(&session_buffer::<u8>(block, bytes, 0))

@@ -1,5 +1,6 @@
 //! What comes to a member: messages of peers, losses, faults of its own engine. It waits here for
-//! the session's thread; what is for the epoch's engine is answered at once.
+//! the caller's thread if that waits, or else for the session's. What is for the epoch's engine is
+//! answered at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -106,8 +107,8 @@ impl Incoming {
         }
     }
 
-    /// The caller's thread waits from now on, or (`None`) no longer. It takes in what came
-    /// afterwards in both cases: what came before the end has woken nobody else.
+    /// The caller's thread waits from now on, or (`None`) no longer. After `None` the caller must
+    /// look once more: what came before has woken only the caller.
     pub(crate) fn caller_waits(&self, caller: Option<Thread>) {
         *lock(&self.caller) = caller;
     }

@@ -51,7 +51,8 @@ const NEWCOMER_INTERVAL: Duration = Duration::from_millis(1);
 /// the files of a process a moment before it says that the process has ended.
 const DYING_TIME: Duration = Duration::from_millis(200);
 
-/// Longest sleep of the session's thread, in case it is not woken by mistake.
+/// Longest sleep of the session's thread, and of the caller while it waits. What has to be looked at
+/// earlier wakes them.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// How often a call that waits asks whether it was interrupted.
@@ -85,9 +86,9 @@ pub(crate) struct State {
     outboxes: BTreeMap<Rank, VecDeque<Vec<u8>>>,
     /// To this process itself.
     own: VecDeque<Message>,
-    /// The rounds of a commit are said by calls of the group now, not by messages. With the step
-    /// that is ready, and whether the epoch ends with it.
-    quiet: Option<Option<(u64, bool)>>,
+    /// `Some`: messages of the rounds of a commit are not sent now. Inside: the first round of this
+    /// process, if it was kept back.
+    quiet: Option<Option<commit::Ready>>,
     /// The newest; `None` while this process waits to join.
     record: Option<Arc<Record>>,
     /// Of the epoch that was entered last; it may be over.
@@ -373,7 +374,7 @@ impl Member {
         self.wake_if_due(state);
     }
 
-    /// A call of the group was interrupted, which has aborted the group.
+    /// A call of the group was interrupted.
     fn was_interrupted(&self) {
         self.interrupt(&mut self.lock());
     }
@@ -388,8 +389,18 @@ impl Member {
         self.on(state, input, clock::now());
         self.send(state);
         self.wake_if_due(state);
-        // Where another thread says so.
+        // In case another thread tells it while the caller waits.
         self.incoming.wake_caller();
+    }
+
+    /// Says again what others may not have heard of this process's step.
+    fn repeat(&self) {
+        let mut state = self.lock();
+        for output in state.membership.participant().repeat() {
+            self.carry_out(&mut state, output, clock::now());
+        }
+        self.send(&mut state);
+        self.wake_if_due(&state);
     }
 
     /// Sends a control message to these ranks, now or when there is room for it.
@@ -494,6 +505,10 @@ impl Member {
         self.stop_engine(state);
         self.give_up_without_quorum(state, now);
         self.give_up_without_store(state, now);
+        if !state.has_given_up && state.all_leave() && state.lacks_quorum() {
+            // The others have gone, and this process is about to.
+            self.give_up(state, "all members leave");
+        }
     }
 
     /// When to look again, if nothing comes.
@@ -501,7 +516,10 @@ impl Member {
         let engine_stops = state.open.as_ref().is_some_and(|open| open.has_ended && !open.is_quiet);
         let has_dying = state.dying.values().any(|since| now.since(*since) < DYING_TIME);
         let has_output = state.outboxes.values().any(|outbox| !outbox.is_empty());
-        let mut until = state.membership.next_deadline().min(now + SLEEP_MAX);
+        let mut until = now + SLEEP_MAX;
+        if !state.has_given_up {
+            until = until.min(state.membership.next_deadline());
+        }
         if self.device.is_ending() || engine_stops || has_dying || has_output {
             until = until.min(now + BUSY_INTERVAL);
         }
@@ -672,7 +690,7 @@ impl Member {
                 self.learned(state, &record, now);
             }
             Output::Send { to, message } if to == self.process => state.own.push_back(message),
-            Output::Send { message, .. } if commit::keeps_quiet(state, &message) => {}
+            Output::Send { message, .. } if commit::keeps_back(state, &message) => {}
             Output::Send { to, message } => {
                 if message == (Message::Alive { asks: true }) {
                     // Somebody is suspected: the roll is called.
@@ -884,6 +902,11 @@ impl State {
     /// Whether a call was interrupted.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.is_interrupted
+    }
+
+    /// Whether this process takes part in nothing any more.
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.has_given_up
     }
 
     /// Whether this process has said that it leaves.

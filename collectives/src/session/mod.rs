@@ -9,7 +9,7 @@
 //! | part | what for |
 //! | --- | --- |
 //! | [`Member`] | the state machine behind a lock, and the thread that answers while the caller computes |
-//! | [`Incoming`] | the device's responder: what came and waits for that thread |
+//! | [`Incoming`] | the device's responder: what came and waits for a thread |
 //! | [`SharedDevice`] | the device of all epochs: events sorted, pairs drained, processes severed |
 //! | [`EpochDevice`] | the view of it that an epoch's engine has |
 //! | [`envelope`] | control messages |
@@ -259,7 +259,7 @@ impl Session {
     /// There is a state of this name, or it is too long; no memory, or it cannot be registered.
     pub fn state<T: Element>(&mut self, name: &str, len: usize) -> Result<State<T>, SessionError> {
         if name.len() > NAME_BYTES_MAX {
-            return Err(SessionError::StateName { bytes: name.len() });
+            return Err(SessionError::StateName { bytes: name.len(), bytes_max: NAME_BYTES_MAX });
         }
         if self.own.states().contains(name) {
             return Err(SessionError::StateTaken(name.to_owned()));
@@ -268,7 +268,7 @@ impl Session {
         let memory = self.memory(bytes)?;
         let elements = session_buffer(memory.clone(), len, self.number);
         let entry = Entry::new(T::DATA_TYPE.name(), bytes, memory);
-        let state = State::new(name, elements, entry.healed(), self.own.has_them(), Arc::clone(&self.gate));
+        let state = State::new(name, elements, &entry, self.own.has_them(), Arc::clone(&self.gate));
         self.own.states_mut().add(name, entry);
         Ok(state)
     }
@@ -287,7 +287,7 @@ impl Session {
         let Some(among) = self.committed_in.clone() else { return Ok(()) };
         self.end_hidden()?;
         // Who could not read them to the end has none to compare.
-        let own = self.own.has_them().then(|| self.own.states().hash());
+        let own = self.own.has_them().then(|| self.own.states().hash()).transpose()?;
         let mut record = self.await_entry()?;
         while !self.healing(&record).audit(self.step, own, &among)? {
             record = self.await_entry()?;
@@ -367,14 +367,14 @@ impl Session {
                 if waited >= self.elastic.fewest_wait {
                     return Err(SessionError::TooFew { members, fewest: self.elastic.fewest, waited });
                 }
-                drop(self.member.wait(self.member.lock()));
+                self.wait_in(&record);
                 continue;
             }
             if self.epoch.as_ref().is_none_or(|epoch| epoch.record.digest() != record.digest()) {
                 if self.not_entered == Some(record.number()) {
                     // What its engine said to the others is not said again: the next one begins
                     // anew on all members.
-                    drop(self.member.wait(self.member.lock()));
+                    self.wait_in(&record);
                     continue;
                 }
                 if !self.enter(&record)? {
@@ -383,7 +383,7 @@ impl Session {
             }
             let is_healed = self.epoch.as_ref().is_some_and(|epoch| epoch.is_healed);
             if !is_healed && !self.heal(&record)? {
-                drop(self.member.wait(self.member.lock()));
+                self.wait_in(&record);
                 continue;
             }
             let mut state = self.member.lock();
@@ -406,6 +406,14 @@ impl Session {
         }
     }
 
+    /// Waits until something has changed, unless the epoch of this record is over already.
+    fn wait_in(&self, record: &Record) {
+        let state = self.member.lock();
+        if state.is_current(record.number()) {
+            drop(self.member.wait(state));
+        }
+    }
+
     /// The group of the epoch in which a step has begun.
     ///
     /// # Errors
@@ -416,7 +424,8 @@ impl Session {
         epoch.map(|epoch| &epoch.group).ok_or(SessionError::NotBegun)
     }
 
-    /// Says what became of the step here, and waits for the verdict of all members.
+    /// Says what became of the step here, and waits for the verdict of all members. It makes two
+    /// calls of the step's group, so meanwhile no other thread makes calls of that group.
     ///
     /// # Errors
     ///
@@ -608,7 +617,9 @@ impl Session {
         if state.has_left(self.process) {
             return Some(SessionError::Left);
         }
-        state.change_without_this().map(SessionError::Expelled)
+        let expelled = state.change_without_this().map(SessionError::Expelled);
+        // A panic of the session's thread, which has not ended yet, or an error that was told.
+        expelled.or_else(|| state.has_given_up().then_some(SessionError::ThreadEnded))
     }
 
     /// Waits until no peer reads or changes memory of the last epoch, and lets go of its group.
@@ -846,6 +857,21 @@ mod tests {
         session.end_group();
         let error = group.all_reduce(&mut [1_i32], pleach_vocabulary::ReduceOp::Sum).expect_err("has ended");
         assert!(error.is_change(), "{error}");
+    }
+
+    #[test]
+    fn a_state_that_is_being_changed_is_not_read() {
+        let mut session = alone();
+        let mut state = session.state::<u8>("w", 8).expect("has memory");
+        assert_eq!(session.attempt(|_, _| Ok(())).expect("alone"), Verdict::Committed);
+        state.update(|bytes| {
+            bytes.fill(1);
+            let error = session.audit().expect_err("would read what changes");
+            assert!(matches!(&error, SessionError::StateInUse(name) if name == "w"), "{error}");
+        });
+        session.audit().expect("nobody changes it");
+        let error = session.state::<u8>(&"w".repeat(1025), 8).expect_err("is too long");
+        assert!(error.to_string().contains("1025 bytes; give at most 1024"), "{error}");
     }
 
     #[test]

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use pleach_transport::Slice;
+use pleach_transport::mutex::lock;
 
+use super::heal::Entry;
 use super::hidden::Gate;
 use crate::group::{Buffer, Element, session_buffer};
 
@@ -25,17 +27,20 @@ pub struct State<T: Element> {
     /// This process has begun the job.
     is_first: bool,
     gate: Arc<Gate>,
+    /// Locked while the state changes, or the session reads it.
+    in_use: Arc<Mutex<()>>,
 }
 
 impl<T: Element> State<T> {
     pub(crate) fn new(
         name: &str,
         elements: Buffer<T>,
-        healed: Arc<OnceLock<Slice>>,
+        entry: &Entry,
         is_first: bool,
         gate: Arc<Gate>,
     ) -> Self {
-        Self { name: name.to_owned(), elements, healed, read: OnceLock::new(), is_first, gate }
+        let (name, healed, in_use) = (name.to_owned(), entry.healed(), entry.in_use());
+        Self { name, elements, healed, read: OnceLock::new(), is_first, gate, in_use }
     }
 
     /// Its name.
@@ -56,11 +61,15 @@ impl<T: Element> State<T> {
     /// step has read the states, [`Elastic::heal_wait`](super::Elastic) at most. In a process that
     /// has joined and could not read them to the end, because the epoch was over before, `change`
     /// is not called: it will read what the others have changed.
+    ///
+    /// `change` calls nothing of the session: a call that reads the states then, here or on another
+    /// thread, fails with [`SessionError::StateInUse`](super::SessionError).
     pub fn update(&mut self, change: impl FnOnce(&mut [T])) {
         if !self.gate.pass() {
             return;
         }
         let _ = self.now();
+        let _changes = lock(&self.in_use);
         change(self.read.get_mut().unwrap_or(&mut self.elements));
     }
 

@@ -4,16 +4,18 @@
 //! (`pleach-membership`, `commit`). Nobody goes on before it has heard both of all. That is an
 //! all-gather and a barrier: they go the way of the data, so a commit costs two short calls of the
 //! group, and wakes no thread. Messages over the control streams say the same, but each takes two
-//! switches of threads at its receiver. They are sent only by the state machine's tick, to members
-//! that have waited that long, and in a step behind which states are read: groups gather nothing
-//! then.
+//! switches of threads at its receiver. The state machine's tick still sends them. In a step behind
+//! which states are read only messages are sent, as the group refuses an all-gather then.
 //!
 //! **Invariant:** a call of the group begins only where the state machine would send the message
 //! for which it stands, and what has come with it is heard as that message, in any order with
-//! others. So all that holds of messages holds of the calls. A call that fails is messages that are
-//! lost: the epoch ends, and the next record has the verdict.
+//! others. So all that holds of messages holds of the calls. If a call fails, its messages are lost.
+//!
+//! A call of an epoch's group ends with the epoch, also after a fault of its own. So who waits in
+//! such a call is freed by whatever ends the epoch: a record, or that this process gives up.
 
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::sync::Arc;
 
 use pleach_membership::{Input, Message, Record};
 use pleach_transport::clock;
@@ -24,22 +26,38 @@ use crate::group::{CollectiveError, Group};
 /// Distinguishes these calls from the program's.
 const COMMIT_MARK: u32 = 0x636f_6d6d;
 
-thread_local! {
-    /// What the calls of a commit ask, on the thread that makes them.
-    static ASKED: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
-    /// Whether the answer was true. The calls end with this error, or that of another fault.
-    static IS_INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+/// The first round of this process, which a call of the group says in the place of messages.
+#[derive(Clone, Copy)]
+pub(super) struct Ready {
+    step: u64,
+    /// The epoch ends with it.
+    halts: bool,
 }
 
-fn is_interrupted() -> bool {
-    if ASKED.get().is_some_and(|asked| asked()) {
-        IS_INTERRUPTED.set(true);
+/// What the calls of a commit ask while they wait, on the thread that makes them.
+#[derive(Clone)]
+struct Asked {
+    interrupted: fn() -> bool,
+    member: Arc<Member>,
+}
+
+thread_local! {
+    static ASKED: RefCell<Option<Asked>> = const { RefCell::new(None) };
+}
+
+/// Asks whether the call was interrupted. If so, this process gives up, which ends the epoch and
+/// the call with it: an abort of the group would wait for the others.
+fn give_up_if_interrupted() -> bool {
+    let asked = ASKED.with_borrow(Clone::clone);
+    if let Some(asked) = asked.filter(|asked| (asked.interrupted)()) {
+        ASKED.take();
+        asked.member.was_interrupted();
     }
-    IS_INTERRUPTED.get()
+    false
 }
 
 /// This process is ready with the step that it has begun in the epoch of this record and group.
-pub(crate) fn ready(member: &Member, record: &Record, group: &Group) {
+pub(crate) fn ready(member: &Arc<Member>, record: &Record, group: &Group) {
     let mut state = member.lock();
     if group.contributors() < group.world_size() {
         return member.tell(&mut state, Input::Ready);
@@ -49,27 +67,26 @@ pub(crate) fn ready(member: &Member, record: &Record, group: &Group) {
     let said = state.quiet.take().flatten();
     let interrupted = state.interrupted;
     drop(state);
-    let Some((step, halts)) = said else { return };
+    let Some(ready) = said else { return };
     let mut group = group.tagged_further(COMMIT_MARK);
-    if interrupted.is_some() {
-        ASKED.set(interrupted);
-        group = group.interrupted_by(is_interrupted);
+    if let Some(interrupted) = interrupted {
+        ASKED.set(Some(Asked { interrupted, member: Arc::clone(member) }));
+        group = group.interrupted_by(give_up_if_interrupted);
     }
-    // An error is that of the epoch, which ends.
-    let _ = make_rounds(member, record, &group, step, halts);
-    if IS_INTERRUPTED.take() {
-        member.was_interrupted();
+    let outcome = make_rounds(member, record, &group, ready);
+    ASKED.take();
+    match outcome {
+        // An error is that of the epoch, which has ended.
+        Ok(()) | Err(CollectiveError::Failed(_)) => {}
+        // The program has closed the group: messages remain.
+        Err(CollectiveError::Closed) => member.repeat(),
+        // The others wait in the call that this process could not make.
+        Err(_) => member.tell(&mut member.lock(), Input::Failed),
     }
 }
 
-fn make_rounds(
-    member: &Member,
-    record: &Record,
-    group: &Group,
-    step: u64,
-    halts: bool,
-) -> Result<(), CollectiveError> {
-    let epoch = record.number();
+fn make_rounds(member: &Member, record: &Record, group: &Group, own: Ready) -> Result<(), CollectiveError> {
+    let (epoch, Ready { step, halts }) = (record.number(), own);
     let mut all = vec![0; record.members().len()];
     group.all_gather(&[u8::from(halts)], &mut all)?;
     hear(member, record, |rank| Message::Ready { epoch, step, halts: all[rank] != 0 });
@@ -84,19 +101,24 @@ fn make_rounds(
 /// A call of the group has brought this from each of the others.
 fn hear(member: &Member, record: &Record, message: impl Fn(usize) -> Message) {
     let mut state = member.lock();
+    if state.newest() != Some(record.number()) {
+        return; // The epoch is over.
+    }
     state.quiet = Some(None);
     for (rank, from) in record.members().iter().enumerate().filter(|(_, from)| **from != member.process) {
         member.on(&mut state, Input::Message { from: *from, message: message(rank) }, clock::now());
     }
     state.quiet = None;
+    member.send(&mut state);
     member.wake_if_due(&state);
 }
 
-/// Whether a call of the group says this instead.
-pub(super) fn keeps_quiet(state: &mut State, message: &Message) -> bool {
-    match (message, &mut state.quiet) {
-        (Message::Ready { step, halts, .. }, Some(ready)) => *ready = Some((*step, *halts)),
-        (Message::Knows { .. }, Some(_)) => {}
+/// Keeps a message back that a call of the group says. Returns whether it is one.
+pub(super) fn keeps_back(state: &mut State, message: &Message) -> bool {
+    let Some(kept) = &mut state.quiet else { return false };
+    match *message {
+        Message::Ready { step, halts, .. } => *kept = Some(Ready { step, halts }),
+        Message::Knows { .. } => {}
         _ => return false,
     }
     true

@@ -149,6 +149,8 @@ impl Member {
             });
             let mut state = self.lock();
             match decoded {
+                // It says why.
+                _ if state.store_is_lost => {}
                 Ok(found) => {
                     state.store_fault =
                         state.store_fault.take().filter(|fault| fault.outlasts_answer(is_write));
