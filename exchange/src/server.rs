@@ -343,9 +343,34 @@ impl<T: Clone> Server<T> {
         sent.map_err(Box::new)
     }
 
-    /// Publishes the tensors of a step, in place of those that were published there.
-    pub fn publish(&mut self, step: u64, tensors: Publication<T>) {
+    /// Publishes the tensors of a step, in place of those that were published there, and answers
+    /// the calls of peers that wait for tensors of this step. Returns the receives of this program
+    /// that wait for some: see [`Server::published`].
+    pub fn publish(&mut self, now: Nanos, step: u64, tensors: Publication<T>) -> Vec<(ReceiveId, Key)> {
         self.publications.insert(step, tensors);
+        let mut own = self.table.cancel_receives(now, step);
+        own.retain(|(receive, key)| {
+            let Some((link, call)) = self.callers.remove(receive) else { return true };
+            if let Some(peer) = self.peers.get_mut(&link) {
+                peer.waiting.remove(&call);
+            }
+            self.answer_by_name(link, call, key);
+            false
+        });
+        self.settle(now);
+        own
+    }
+
+    /// Answers a call for a key of a step that is published.
+    fn answer_by_name(&mut self, link: LinkId, call: u64, key: &Key) {
+        let Some(tensors) = self.publications.get(&key.step()) else { return };
+        match tensors.get(key.name()).cloned() {
+            Some((bytes, offer)) => self.answer_published(link, call, bytes, offer),
+            None => {
+                let error = NotPublished::new(key, tensors.keys());
+                self.fail(link, call, Failure::new(FailureKind::NotFound, &error));
+            }
+        }
     }
 
     /// Cancels a send that waits: see [`TensorTable::cancel_send`].
@@ -570,21 +595,14 @@ impl<T: Clone> Server<T> {
             self.fail(link, call, Failure::new(FailureKind::Exhausted, &error));
             return Ok(());
         }
-        if let Some(tensors) = self.publications.get(&key.step()) {
+        if self.publications.contains_key(&key.step()) {
             let own = self.table.incarnation();
-            let found = tensors.get(key.name()).cloned();
             match request.incarnation {
                 Some(asked) if asked != own => {
                     let error = ReceiveError::WrongIncarnation { key: key.clone(), asked, own };
                     self.fail(link, call, Failure::from(&error));
                 }
-                _ => match found {
-                    Some((bytes, offer)) => self.answer_published(link, call, bytes, offer),
-                    None => {
-                        let error = NotPublished::new(key, tensors.keys());
-                        self.fail(link, call, Failure::new(FailureKind::NotFound, &error));
-                    }
-                },
+                _ => self.answer_by_name(link, call, key),
             }
             return Ok(());
         }
@@ -769,17 +787,30 @@ mod tests {
         let mut server = server(ServerLimits::default());
         let offer = |tensor| Offer { tensor, description: Description::default(), place: None };
         let tensors = [("w".to_owned(), (8, offer(5))), ("layer.0.weight".to_owned(), (8, offer(6)))];
-        server.publish(1, tensors.into_iter().collect());
-        for call in 1..3 {
+        let asked = |call, name| {
+            let (key, within) = (Key::new(1, name).expect("a good name"), Duration::MAX);
+            Message::Ask { call, key, request: Request::default(), within }
+        };
+        server.message(NOW, LINK, asked(1, "w")).expect("is good");
+        server.message(NOW, LINK, asked(2, "none")).expect("is good");
+        assert!(server.take_events().is_empty(), "both wait");
+        let own = server.publish(NOW, 1, tensors.into_iter().collect());
+        let events = server.take_events();
+        let failed = |event: &ServerEvent<u32>| {
+            matches!(event, ServerEvent::Post { message: Message::Failed { call: 2, .. }, .. })
+        };
+        assert!(own.is_empty() && events.len() == 2 && events.iter().any(failed), "{events:?}");
+        assert_eq!((server.bytes_lent(), server.next_deadline()), (8, None), "nobody waits");
+        for call in 3..5 {
             server.message(NOW, LINK, ask(call, Duration::ZERO)).expect("is good");
             let events = server.take_events();
             assert!(matches!(&events[..], [ServerEvent::PostInline { tensor: 5, .. }]), "{events:?}");
         }
-        assert_eq!(server.bytes_lent(), 16, "each receiver has it until its lease is back");
+        assert_eq!(server.bytes_lent(), 24, "each receiver has it until its lease is back");
         for (call, name, text) in [
-            (3, "layer.0.wieght", ", did you mean 'layer.0.weight'?"),
-            (4, "q", ""),
-            (5, "layer.0.weightlayer.0.weight", ", did you mean 'layer.0.weight'?"),
+            (5, "layer.0.wieght", ", did you mean 'layer.0.weight'?"),
+            (6, "q", ""),
+            (7, "layer.0.weightlayer.0.weight", ", did you mean 'layer.0.weight'?"),
         ] {
             let (key, within) = (Key::new(1, name).expect("a good name"), Duration::ZERO);
             let message = Message::Ask { call, key, request: Request::default(), within };
@@ -789,7 +820,7 @@ mod tests {
         }
         let request = Request { id: 0, incarnation: Some(6) };
         let (key, within) = (Key::new(1, "w").expect("a good name"), Duration::ZERO);
-        server.message(NOW, LINK, Message::Ask { call: 6, key, request, within }).expect("is good");
+        server.message(NOW, LINK, Message::Ask { call: 8, key, request, within }).expect("is good");
         assert!(matches!(&failures(&mut server)[..], [(FailureKind::Aborted, _)]));
     }
 

@@ -278,6 +278,22 @@ fn published_tensors_are_for_all_and_another_name_fails_at_once() {
 }
 
 #[test]
+fn receives_that_wait_get_what_is_published_then() {
+    let (sender, _receiver, peer) = pair(&inline());
+    let [found, missed] = ["weight", "bias"].map(|name| peer.start_receive(&key(0, name)).expect("is asked"));
+    let own = {
+        let sender = sender.clone();
+        std::thread::spawn(move || sender.receive(&key(0, "weight"), LONG))
+    };
+    // Whether they wait already or ask later is the same to them.
+    sender.publish(0, BTreeMap::from([("weight".to_owned(), tensor(&sender, &[1.0]))]));
+    assert_eq!(found.wait().expect("is published").as_slice::<f32>(), Ok(&[1.0][..]));
+    assert_eq!(kind(missed.wait()).0, FailureKind::NotFound);
+    let own = own.join().expect("does not panic").expect("is published");
+    assert_eq!(own.as_slice::<f32>(), Ok(&[1.0][..]));
+}
+
+#[test]
 fn metrics_show_what_was_received_and_is_held() {
     let mut options = inline();
     options.metrics = Some("127.0.0.1:0".parse().expect("an address"));

@@ -227,8 +227,18 @@ impl Core {
             let bytes = tensor.shape().bytes() as u64;
             (name, (bytes, offer(tensor)))
         });
-        self.server.publish(step, offers.collect());
+        for (receive, key) in self.server.publish(now, step, offers.collect()) {
+            if let (Some(slot), Some(result)) = (self.receives.remove(&receive), self.published(&key)) {
+                drop(slot.end(result));
+            }
+        }
         self.settle(now);
+    }
+
+    /// What a receive of this program gets of a step that is published.
+    fn published(&self, key: &Key) -> Option<Result<Arrived, ReceiveTensorError>> {
+        let failed = |failure| CallError::Failed { peer: "this program".into(), failure }.into();
+        self.server.published(key).map(|found| found.map(Arrived::local).map_err(failed))
     }
 
     /// Receives a tensor that this program sends.
@@ -240,10 +250,7 @@ impl Core {
         deadline: Nanos,
     ) -> ReceiveSlot {
         let slot = Arc::new(Slot::new());
-        if let Some(published) = self.server.published(key) {
-            let result = published
-                .map(Arrived::local)
-                .map_err(|failure| CallError::Failed { peer: "this program".into(), failure }.into());
+        if let Some(result) = self.published(key) {
             drop(slot.end(result));
             return slot;
         }

@@ -310,8 +310,8 @@ impl Endpoint {
     }
 
     /// Offers the tensors of a step to all programs, each any number of times, in place of those
-    /// that were published in this step before. A name that is not among them fails at once. A
-    /// receive of this step that waits already is not answered, so publish before others ask.
+    /// that were published in this step before. A name that is not among them fails at once, also
+    /// for receives that wait already.
     pub fn publish(&self, step: u64, tensors: BTreeMap<String, SharedTensor>) {
         self.handle.shared.core().publish(clock::now(), step, tensors);
     }
