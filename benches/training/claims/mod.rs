@@ -2,8 +2,8 @@
 //!
 //! An experiment plans, trains simulated ranks with real gradients in virtual time, or counts the
 //! bytes of real ranks, and says whether it found the claim. All of that is the same on any
-//! machine. Experiments of several seeds take medians; the learning rate of a scheme is the one of the least
-//! loss on a fifth of the images to learn from.
+//! machine. Experiments of several seeds take medians; the learning rate of a scheme is the one of
+//! the least loss on a fifth of the images to learn from.
 //!
 //! **Invariant:** a verdict follows from the numbers that are printed beside it.
 

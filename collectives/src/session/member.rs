@@ -51,8 +51,8 @@ const NEWCOMER_INTERVAL: Duration = Duration::from_millis(1);
 /// the files of a process a moment before it says that the process has ended.
 const DYING_TIME: Duration = Duration::from_millis(200);
 
-/// Longest sleep of the session's thread, and of the caller while it waits. What has to be looked at
-/// earlier wakes them.
+/// Longest sleep of the session's thread, and of the caller while it waits. What has to be looked
+/// at earlier wakes them.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// How often a call that waits asks whether it was interrupted.

@@ -9,7 +9,8 @@
 //!
 //! **Invariant:** a call of the group begins only where the state machine would send the message
 //! for which it stands, and what has come with it is heard as that message, in any order with
-//! others. So all that holds of messages holds of the calls. If a call fails, its messages are lost.
+//! others. So all that holds of messages holds of the calls. If a call fails, its messages are
+//! lost.
 //!
 //! A call of an epoch's group ends with the epoch, also after a fault of its own. So who waits in
 //! such a call is freed by whatever ends the epoch: a record, or that this process gives up.
