@@ -11,8 +11,9 @@ use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, Peer};
 use pleach_transport::{Secret, clock};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Bytes of a tensor beside which processes are small.
-const LARGE: usize = 64 << 20;
+/// Bytes of a tensor, of which 2 % are much beside what a process touches anew when it receives: a
+/// third of a megabyte, its code and its heap.
+const LARGE: usize = 256 << 20;
 
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);

@@ -2384,8 +2384,8 @@ pleachResult_t pleachSessionNext(pleachSession_t session, uint64_t *step, pleach
 // caller has destroyed it since.
 // `verdict` is NULL or points to a struct that began with PLEACH_VERDICT_INITIALIZER. Threads:
 // any; a call of a second thread at the same time is refused. Blocks: until all members have said
-// so, or one of them that is late for the timeout of the session has been left behind. It makes two
-// calls of the step's group, so meanwhile no other thread makes calls of that group.
+// so, or one of them that is late for the timeout of the session has been left behind. It makes
+// two calls of the step's group, so meanwhile no other thread makes calls of that group.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or `verdict` is NULL
 // or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
