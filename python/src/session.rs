@@ -7,7 +7,6 @@
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, TryLockError, Weak};
-use std::time::Duration;
 
 use pleach_collectives::session::{Change, Reason, State as RustState};
 use pleach_collectives::{
