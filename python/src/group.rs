@@ -51,9 +51,7 @@ pub(crate) fn limit(py: Python<'_>, name: &str, seconds: Option<f64>) -> PyResul
     match seconds {
         None => Ok(None),
         Some(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(Some(Duration::from_secs_f64(seconds))),
-        Some(other) => {
-            Err(argument(py, format!("{name} is {other}; give seconds from 0 to {SECONDS_MAX}")))
-        }
+        Some(other) => Err(argument(py, format!("{name} is {other}; give seconds from 0 to {SECONDS_MAX}"))),
     }
 }
 
