@@ -424,6 +424,13 @@ impl Member {
         }
     }
 
+    /// Says so where a signal has told this process to leave.
+    fn leave_if_told(&self, state: &mut State) {
+        if self.leaves.load(Ordering::Relaxed) {
+            self.announce_leave(state);
+        }
+    }
+
     /// Begins the next step; `None` while the next epoch is awaited.
     pub(crate) fn begin(&self, state: &mut State) -> Option<u64> {
         let step = state.membership.begin()?;
@@ -495,9 +502,7 @@ impl Member {
         }
         // Only now: what was lost so far was not one of those that are connected to next.
         self.look_after_newcomers(state, now);
-        if self.leaves.load(Ordering::Relaxed) {
-            self.announce_leave(state);
-        }
+        self.leave_if_told(state);
         if now >= state.membership.next_deadline() {
             self.on(state, Input::Tick, now);
         }

@@ -860,6 +860,16 @@ mod tests {
     }
 
     #[test]
+    fn a_signal_that_tells_to_leave_is_seen_at_the_end_of_the_step() {
+        let mut session = alone();
+        session.next().expect("a step begins");
+        session.member.leaves_when().store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(session.commit(Ok(())).expect("alone"), Verdict::Committed);
+        let error = session.next().expect_err("leaves");
+        assert!(matches!(error, SessionError::Left), "{error}");
+    }
+
+    #[test]
     fn a_state_that_is_being_changed_is_not_read() {
         let mut session = alone();
         let mut state = session.state::<u8>("w", 8).expect("has memory");

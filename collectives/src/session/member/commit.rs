@@ -60,6 +60,8 @@ fn give_up_if_interrupted() -> bool {
 /// This process is ready with the step that it has begun in the epoch of this record and group.
 pub(crate) fn ready(member: &Arc<Member>, record: &Record, group: &Group) {
     let mut state = member.lock();
+    // Quick steps may leave the session's thread no time to see a signal.
+    member.leave_if_told(&mut state);
     if group.contributors() < group.world_size() {
         return member.tell(&mut state, Input::Ready);
     }
