@@ -350,10 +350,7 @@ impl<T: Clone> Server<T> {
         self.publications.insert(step, tensors);
         let mut own = self.table.cancel_receives(now, step);
         own.retain(|(receive, key)| {
-            let Some((link, call)) = self.callers.remove(receive) else { return true };
-            if let Some(peer) = self.peers.get_mut(&link) {
-                peer.waiting.remove(&call);
-            }
+            let Some((link, call)) = self.end_call(*receive) else { return true };
             self.answer_by_name(link, call, key);
             false
         });
@@ -652,16 +649,22 @@ impl<T: Clone> Server<T> {
         }
     }
 
+    /// The call of a peer that a receive was, which waits no longer; `None`: it is this program's.
+    fn end_call(&mut self, receive: ReceiveId) -> Option<(LinkId, u64)> {
+        let (link, call) = self.callers.remove(&receive)?;
+        if let Some(peer) = self.peers.get_mut(&link) {
+            peer.waiting.remove(&call);
+        }
+        Some((link, call))
+    }
+
     fn outcome(&mut self, now: Nanos, outcome: Outcome<Offer<T>>) {
         let (Outcome::Received { receive, .. } | Outcome::ReceiveFailed { receive, .. }) = &outcome else {
             return self.events.push(ServerEvent::Outcome(outcome));
         };
-        let Some((link, call)) = self.callers.remove(receive) else {
+        let Some((link, call)) = self.end_call(*receive) else {
             return self.events.push(ServerEvent::Outcome(outcome));
         };
-        if let Some(peer) = self.peers.get_mut(&link) {
-            peer.waiting.remove(&call);
-        }
         match outcome {
             Outcome::Received { delivered, .. } => self.answer(now, link, call, delivered),
             Outcome::ReceiveFailed { error, .. } => self.fail(link, call, Failure::from(&error)),

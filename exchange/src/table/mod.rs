@@ -325,20 +325,13 @@ impl<T> TensorTable<T> {
         true
     }
 
-    /// Cancels all receives of a step that wait, and returns them with their keys, by key.
+    /// Cancels all receives of a step that wait, and returns them with their keys, the oldest first.
     pub fn cancel_receives(&mut self, now: Nanos, step: u64) -> Vec<(ReceiveId, Key)> {
-        self.expire(now);
-        let of_step = self
-            .waits
-            .iter()
-            .filter(|(number, wait)| wait.key.step() == step && !self.waiting_sends.contains_key(number));
+        let of_step = self.waits.iter().filter(|(_, wait)| wait.key.step() == step);
         let mut found: Vec<_> =
             of_step.map(|(number, wait)| (ReceiveId(*number), wait.key.clone())).collect();
-        found.sort_by(|one, other| (&one.1, one.0.0).cmp(&(&other.1, other.0.0)));
-        for (receive, key) in &found {
-            self.end_wait(receive.0);
-            self.remove_receive(key, receive.0);
-        }
+        // Sends wait too, and go on.
+        found.retain(|(receive, _)| self.cancel_receive(now, *receive));
         found
     }
 
