@@ -256,7 +256,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// There is a state of this name, or it is too long; no memory, or it cannot be registered.
+    /// There is a state of this name, or the name is too long. There is no memory, or it cannot be
+    /// registered.
     pub fn state<T: Element>(&mut self, name: &str, len: usize) -> Result<State<T>, SessionError> {
         if name.len() > NAME_BYTES_MAX {
             return Err(SessionError::StateName { bytes: name.len(), bytes_max: NAME_BYTES_MAX });
@@ -445,7 +446,7 @@ impl Session {
         }
         let mut late_at = clock::now() + self.setting.options().timeout;
         let verdict = loop {
-            // An interrupt ends the epoch, and so the step with it.
+            // The interrupt is told, not the verdict that the step is repeated.
             let counts = |verdict: &Agreed| *verdict == Agreed::Committed || !state.is_interrupted();
             if let Some(verdict) = state.verdict_of(step).filter(counts) {
                 break verdict;
@@ -618,7 +619,7 @@ impl Session {
             return Some(SessionError::Left);
         }
         let expelled = state.change_without_this().map(SessionError::Expelled);
-        // A panic of the session's thread, which has not ended yet, or an error that was told.
+        // The session's thread has panicked and has not ended yet, or an error was told before.
         expelled.or_else(|| state.has_given_up().then_some(SessionError::ThreadEnded))
     }
 
