@@ -325,7 +325,7 @@ impl<T> TensorTable<T> {
         true
     }
 
-    /// Cancels all receives of a step that wait, and returns them with their keys, the oldest first.
+    /// Cancels all receives of a step that wait. Returns them with their keys, the oldest first.
     pub fn cancel_receives(&mut self, now: Nanos, step: u64) -> Vec<(ReceiveId, Key)> {
         let of_step = self.waits.iter().filter(|(_, wait)| wait.key.step() == step);
         let mut found: Vec<_> =
