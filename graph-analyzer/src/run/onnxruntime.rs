@@ -184,14 +184,15 @@ impl Runtime for Onnxruntime {
 }
 
 fn load_error(text: &str) -> RuntimeError {
-    // "... Could not find an implementation for Name(1) node with name '...'" and
+    // "... Could not find an implementation for Name(1) node with name '...'", where the number is the
+    // operator's version, and
     // "... No Op registered for Name with domain_version of 17".
-    let after = |words: &str| text.split(words).nth(1).and_then(|rest| rest.split(['(', ' ']).next());
+    let after = |words: &str| text.split(words).nth(1).and_then(|rest| rest.split(' ').next());
     match after("implementation for ").or_else(|| after("No Op registered for ")) {
         Some(operator) => RuntimeError::Operator {
             runtime: NAME,
             operator: operator.to_owned(),
-            remedy: "run with --runtime rten, or with a newer library",
+            remedy: "run with --runtime rten or a newer library, or export the model with a later opset",
         },
         None => RuntimeError::Load { runtime: NAME, reason: text.to_owned() },
     }

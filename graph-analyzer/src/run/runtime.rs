@@ -132,7 +132,7 @@ pub enum RuntimeError {
         reason: String,
     },
     /// An operator failed.
-    #[error("{runtime} does not run the part ({reason}); check the inputs")]
+    #[error("{runtime} does not run the part ({reason}); check the inputs, or try the other --runtime")]
     Run {
         /// The runtime.
         runtime: &'static str,
