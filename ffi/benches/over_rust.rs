@@ -1,6 +1,6 @@
 //! The cost of the C ABI over the Rust call: an all-reduce of 8 bytes on two ranks, by both in one
 //! run. A second Rust group shows how far two groups are apart that differ in nothing: by so much
-//! the figure for C may be wrong. `cargo bench -p pleach-micro --bench instructions` counts the
+//! the figure for C may be wrong. `cargo run --release -p pleach-micro` counts the
 //! instructions of both, which depend on no chance.
 //!
 //! `cargo bench -p pleach-ffi --bench over_rust`

@@ -90,7 +90,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("python/src/partial.rs", "copies between arrays and the memory of rounds"),
     ("python/src/view.rs", "Python's buffer protocol"),
     ("python/src/window.rs", "copies between arrays and the memory of windows"),
-    ("benches/micro/benches/instructions.rs", "the processor's trap flag"),
+    ("benches/micro/instructions.rs", "the processor's trap flag"),
     ("benches/micro/benches/reduce.rs", "kernels over raw memory"),
     ("tests/failure/children.rs", "forks without exec"),
     ("transport/tests/cuda.rs", "puts work into streams"),

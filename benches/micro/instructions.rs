@@ -12,7 +12,7 @@
 //! callgrind, which is made for this, knows neither `pidfd_open`, without which no shared memory is
 //! opened, nor AVX-512 (3.19).
 //!
-//! `cargo bench -p pleach-micro --bench instructions` fails when a count is more than
+//! `cargo run --release -p pleach-micro` fails when a count is more than
 //! [`TOLERANCE_PERCENT`] above the one in the file, and says when it is as much below, so that the
 //! file can follow. Counts depend a little on the compiler; with `PLEACH_ACCEPT=1` the file is
 //! written anew. On another architecture it says so and ends well.
@@ -132,7 +132,7 @@ fn judge(found: &[(&str, u64)]) -> ExitCode {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt");
     if std::env::var_os(ACCEPT_VARIABLE).is_some() {
         let mut text = String::from(
-            "# Instructions a call, by 'PLEACH_ACCEPT=1 cargo bench -p pleach-micro --bench instructions'.\n",
+            "# Instructions a call, by 'PLEACH_ACCEPT=1 cargo run --release -p pleach-micro'.\n",
         );
         for (path, instructions) in found {
             // Writing to a string does not fail.
