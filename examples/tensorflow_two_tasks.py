@@ -2,9 +2,11 @@
 other one computes. Weights cross in each step, and gradients cross back.
 
     pip install tensorflow, and pleach from a clone: pip install ./python
-    python tensorflow_two_tasks.py [--protocol grpc|grpc+pleach] [--steps 40]
+    python tensorflow_two_tasks.py [--protocol grpc|grpc+pleach] [--steps 40] [--loss 0.1]
 
-The two protocols differ in one import and one word.
+The two protocols differ in one import and one word. `--loss` ends the training when a batch has at
+most this loss. `--alone` keeps the variables in the task that computes: nothing crosses, so the
+difference is the time of the exchange.
 """
 
 import argparse
@@ -58,7 +60,7 @@ def hold_variables(cluster, protocol):
     server.join()
 
 
-def train(cluster, protocol, steps):
+def train(cluster, protocol, steps, goal, holder):
     tf.config.experimental_connect_to_cluster(
         tf.train.ClusterSpec(cluster), job_name="worker", task_index=0, protocol=protocol
     )
@@ -68,7 +70,7 @@ def train(cluster, protocol, steps):
         return tf.Variable(random.normal(0, scale, shape).astype("float32"))
 
     flat = (SIZE // 2) ** 2 * FILTERS
-    with tf.device("/job:ps/task:0"):
+    with tf.device(holder):
         kernel = variable(3, 3, 1, FILTERS, scale=0.3)
         hidden = variable(flat, HIDDEN, scale=flat**-0.5)
         output = variable(HIDDEN, CLASSES, scale=HIDDEN**-0.5)
@@ -86,28 +88,32 @@ def train(cluster, protocol, steps):
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
                 loss = tf.reduce_mean(losses)
             gradients = tape.gradient(loss, weights)
-        with tf.device("/job:ps/task:0"):
+        with tf.device(holder):
             for one, gradient in zip(variables, gradients):
                 one.assign_sub(0.05 * gradient)
         return loss
 
     step(*map(tf.constant, digits(random)))  # builds the graph
     begun = time.perf_counter()
-    for number in range(steps):
+    made, loss = 0, float("inf")
+    while made < steps and loss > goal:
         loss = float(step(*map(tf.constant, digits(random))))
-        if number % 10 == 9:
-            print(f"step {number + 1}: loss {loss:.4f}")
+        made += 1
+        if made % 10 == 0:
+            print(f"step {made}: loss {loss:.4f}")
     seconds = time.perf_counter() - begun
     megabytes = sum(one.shape.num_elements() for one in variables) * 4 / 1e6
-    print(f"{protocol}: {steps} steps in {seconds:.2f} s, {seconds / steps * 1e3:.0f} ms a step; "
-          f"{megabytes:.1f} MB cross in each direction")  # fmt: skip
+    print(f"{protocol}: loss {loss:.4f} after {made} steps in {seconds:.2f} s, "
+          f"{seconds / made * 1e3:.0f} ms a step; the variables are {megabytes:.1f} MB")  # fmt: skip
     return loss
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--protocol", default="grpc+pleach", choices=["grpc", "grpc+pleach"])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="at most so many")
+    parser.add_argument("--loss", type=float, default=0.0, help="end when a batch has at most this loss")
+    parser.add_argument("--alone", action="store_true", help="the variables lie in the task that computes")
     parser.add_argument("--hold", nargs=2, metavar="ADDRESS")
     options = parser.parse_args()
     if options.protocol != "grpc":
@@ -117,14 +123,15 @@ def main():
     if options.hold:
         return hold_variables(cluster, options.protocol)
     command = [sys.executable, __file__, "--protocol", options.protocol, "--hold", worker, ps]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        if holder.stdout.readline() != "ready\n":
+        if other.stdout.readline() != "ready\n":
             raise SystemExit("the task that holds the variables has failed")
-        loss = train(cluster, options.protocol, options.steps)
+        holder = "/job:worker/task:0" if options.alone else "/job:ps/task:0"
+        loss = train(cluster, options.protocol, options.steps, options.loss, holder)
     finally:
-        holder.kill()
-        holder.wait()
+        other.kill()
+        other.wait()
     # A server of TensorFlow has no end of its own.
     sys.stdout.flush()
     os._exit(0 if loss < 1.0 else 1)

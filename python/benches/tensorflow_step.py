@@ -2,10 +2,12 @@
 by "grpc+pleach", and an all-reduce of two tasks by RING.
 
     python python/benches/tensorflow_step.py [--sizes 65536,1048576,...] [--seconds 10] [--json]
+        [--write-docs]
 
 Both protocols run at the same time in processes of their own and take turns, so that what else the
 machine does meets both. Figures are medians in microseconds. The time of a step without a crossing
-tensor, TensorFlow's own control, is the floor of both.
+tensor, TensorFlow's own control, is the floor of both. `--write-docs` writes the table of
+`docs/tensorflow.md`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tensorflow.md"
 
 PROTOCOLS = ("grpc", "grpc+pleach")
 SIZES = (256, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
@@ -115,6 +121,36 @@ def ring(protocol: str, ports: list[str], index: str) -> None:
     os._exit(0)
 
 
+def when() -> str:
+    """When and where figures are measured, as a sentence."""
+    day = datetime.now(timezone.utc).strftime("%-d %B %Y")
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    return f"TensorFlow {version('tensorflow')}, {day}, load before it {load}."
+
+
+def write(name: str, text: str) -> None:
+    """Writes what stands between the page's two lines of this name."""
+    begin, end = (f"<!-- {name}: {word} -->" for word in ("begin", "end"))
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
+def size_name(size: int) -> str:
+    for unit, power in (("MiB", 20), ("KiB", 10)):
+        if size >> power:
+            return f"{size >> power} {unit}"
+    return f"{size} B" if size else "nothing"
+
+
+def table(rows: list[tuple[str, dict[str, float]]]) -> str:
+    """The rows of Markdown."""
+    lines = ["| what crosses | `grpc` | `grpc+pleach` | times as fast |", "|:--|--:|--:|--:|"]
+    for name, found in rows:
+        before, now = (found[protocol] for protocol in PROTOCOLS)
+        lines.append(f"| {name} | {before:,.0f} | {now:,.0f} | {before / now:.2f} |")
+    return "\n".join(lines)
+
+
 def timed(call) -> list[float]:
     times: list[float] = []
     until = time.perf_counter() + TURN_S
@@ -200,18 +236,21 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, (0, *SIZES))), help="bytes; 0 is no tensor")
     parser.add_argument("--seconds", type=float, default=10, help="of each size")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write-docs", action="store_true")
     options = parser.parse_args()
+    begun = when()
     sizes = [int(size) for size in options.sizes.split(",")]
-    rows = [(str(size), found) for size, found in measure_steps(sizes, options.seconds).items()]
-    rows.append((f"RING {RING_BYTES}", measure_ring(options.seconds)))
+    found = measure_steps(sizes, options.seconds)
+    ring = measure_ring(options.seconds)
     if options.json:
-        print(json.dumps(dict(rows)))
+        print(json.dumps({**found, f"RING {RING_BYTES}": ring}))
         return
-    print(f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(f"{'bytes':>14} {'grpc us':>10} {'pleach us':>10} {'ratio':>7}")
-    for name, found in rows:
-        before, now = (found[protocol] for protocol in PROTOCOLS)
-        print(f"{name:>14} {before:>10.0f} {now:>10.0f} {before / now:>7.2f}")
+    rows = [(size_name(size), of_size) for size, of_size in found.items()]
+    rows.append((f"all-reduce of {size_name(RING_BYTES)} by RING, 2 workers", ring))
+    written = f"{begun} Microseconds.\n\n{table(rows)}"
+    print(written)
+    if options.write_docs:
+        write("measured", written)
 
 
 if __name__ == "__main__":
