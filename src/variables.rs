@@ -57,7 +57,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "PLEACH_RENDEZVOUS",
         "what the launcher says",
-        "where ranks meet: `tcp://HOST:PORT`, an address of rank 0's host (or several, with commas), `file:///DIR`, a folder that all hosts see, `etcd://HOST:PORT[,…]/PREFIX`, or `c10d://HOST:PORT`, a TCPStore of PyTorch",
+        "where ranks meet: `tcp://HOST:PORT`, an address of rank 0's host (or several, with commas), `file:///DIR`, a folder that all hosts see, `etcd://HOST:PORT[,…]/PREFIX` (`etcds://` with TLS), or `c10d://HOST:PORT`, a TCPStore of PyTorch",
     ),
     variable(
         "PLEACH_SECRET_FILE",

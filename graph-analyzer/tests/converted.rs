@@ -19,8 +19,8 @@ const SHARE_MOST: f64 = 1e-3;
 
 const RANKS_MAX: u32 = 3;
 
-/// Models whose operators each runtime has. rten has few of three dimensions, and neither has all of
-/// those that ONNX gave up before version 7.
+/// Models whose operators each runtime has. rten has few of three dimensions, and neither has all
+/// of those that ONNX gave up before version 7.
 const RTEN_LEAST: usize = 56;
 const ONNXRUNTIME_LEAST: usize = 59;
 const EITHER_LEAST: usize = 69;

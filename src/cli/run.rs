@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "F", default_value_t = 0)]
     first_rank: u32,
     /// Rendezvous of the ranks of all hosts: tcp://HOST:PORT or file:///DIR, or
-    /// etcd://HOST:PORT/PREFIX or c10d://HOST:PORT [default: a free port
+    /// etcd[s]://HOST:PORT/PREFIX or c10d://HOST:PORT [default: a free port
     /// of this host]
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,

@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 
 /// Nodes of an etcd.
 pub(crate) struct Etcd {
+    /// `etcd`, or `etcds` where options name a certificate.
+    scheme: &'static str,
     nodes: Vec<Child>,
     ports: Vec<u16>,
     folder: PathBuf,
@@ -23,9 +25,11 @@ impl Etcd {
         let peer = |node: u16| format!("http://127.0.0.1:{}", port + count + node);
         let cluster: Vec<String> = (0..count).map(|node| format!("n{node}={}", peer(node))).collect();
         let ports: Vec<u16> = (0..count).map(|node| port + node).collect();
-        let mut etcd = Self { nodes: Vec::new(), ports, folder };
+        let (scheme, protocol) =
+            if options.contains(&"--cert-file") { ("etcds", "https") } else { ("etcd", "http") };
+        let mut etcd = Self { scheme, nodes: Vec::new(), ports, folder };
         for node in 0..count {
-            let client = format!("http://127.0.0.1:{}", port + node);
+            let client = format!("{protocol}://127.0.0.1:{}", port + node);
             let started = Command::new("etcd")
                 .args(["--name", &format!("n{node}")])
                 .arg("--data-dir")
@@ -48,7 +52,7 @@ impl Etcd {
     /// Its address, with this prefix.
     pub(crate) fn address(&self, prefix: &str) -> String {
         let places: Vec<String> = self.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        format!("etcd://{}/{prefix}", places.join(","))
+        format!("{}://{}/{prefix}", self.scheme, places.join(","))
     }
 
     /// The port of a node.

@@ -184,8 +184,8 @@ impl Runtime for Onnxruntime {
 }
 
 fn load_error(text: &str) -> RuntimeError {
-    // "... Could not find an implementation for Name(1) node with name '...'", where the number is the
-    // operator's version, and
+    // "... Could not find an implementation for Name(1) node with name '...'", with the operator's
+    // version, and
     // "... No Op registered for Name with domain_version of 17".
     let after = |words: &str| text.split(words).nth(1).and_then(|rest| rest.split(' ').next());
     match after("implementation for ").or_else(|| after("No Op registered for ")) {

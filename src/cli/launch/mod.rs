@@ -158,7 +158,7 @@ pub(crate) struct WorldArguments {
     /// Number of ranks on all hosts
     #[arg(long, value_name = "W", requires = "rank")]
     world_size: Option<u32>,
-    /// Rendezvous: tcp://HOST:PORT, file:///DIR, etcd://HOST:PORT/PREFIX or c10d://HOST:PORT
+    /// Rendezvous: tcp://HOST:PORT, file:///DIR, etcd[s]://HOST:PORT/PREFIX or c10d://HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
     /// When ranks speak TLS over TCP [default: PLEACH_TLS, or where an address is not loopback]

@@ -84,8 +84,11 @@ pub enum Rendezvous {
         /// The places, two or more.
         places: Vec<Place>,
     },
-    /// `etcd://HOST:PORT[,…]/PREFIX`: an etcd, at any of these nodes.
+    /// `etcd://HOST:PORT[,…]/PREFIX`: an etcd, at any of these nodes. `etcds://…`: with TLS. The
+    /// variables of `etcdctl` say who asks it, and by which keys.
     Etcd {
+        /// Whether it is asked with TLS.
+        is_private: bool,
         /// The nodes.
         places: Vec<Place>,
         /// The beginning of all keys.
@@ -111,7 +114,7 @@ pub enum Rendezvous {
 /// Why a text is not a rendezvous address.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "bad rendezvous address: '{text}'; write tcp://HOST:PORT or file:///DIR, or etcd://HOST:PORT/PREFIX or c10d://HOST:PORT"
+    "bad rendezvous address: '{text}'; write tcp://HOST:PORT or file:///DIR, or etcd[s]://HOST:PORT/PREFIX or c10d://HOST:PORT"
 )]
 pub struct RendezvousError {
     /// The text.
@@ -127,13 +130,15 @@ impl FromStr for Rendezvous {
             let folder = PathBuf::from(path);
             return if folder.is_absolute() { Ok(Self::File { folder }) } else { Err(bad()) };
         }
-        let parsed = if let Some(address) = text.strip_prefix("etcd://") {
+        let is_private = text.starts_with("etcds://");
+        let of_etcd = text.strip_prefix(if is_private { "etcds://" } else { "etcd://" });
+        let parsed = if let Some(address) = of_etcd {
             let (places, prefix) = address.split_once('/').ok_or_else(bad)?;
             let prefix = prefix.trim_end_matches('/');
             let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_/".contains(&byte);
             let is_prefix = (1..=PREFIX_BYTES_MAX).contains(&prefix.len()) && prefix.bytes().all(fits);
             let places = Place::parse_list(places).filter(|_| is_prefix);
-            places.map(|places| Self::Etcd { places, prefix: prefix.to_owned() })
+            places.map(|places| Self::Etcd { is_private, places, prefix: prefix.to_owned() })
         } else if let Some(address) = text.strip_prefix("c10d://") {
             Place::parse(address).map(|place| Self::C10d { place })
         } else {
@@ -161,7 +166,9 @@ impl fmt::Display for Rendezvous {
             Self::Tcp { host, port } if host.contains(':') => write!(formatter, "tcp://[{host}]:{port}"),
             Self::Tcp { host, port } => write!(formatter, "tcp://{host}:{port}"),
             Self::TcpList { places } => write!(formatter, "tcp://{}", list(places)),
-            Self::Etcd { places, prefix } => write!(formatter, "etcd://{}/{prefix}", list(places)),
+            Self::Etcd { is_private, places, prefix } => {
+                write!(formatter, "etcd{}://{}/{prefix}", if *is_private { "s" } else { "" }, list(places))
+            }
             Self::C10d { place } => write!(formatter, "c10d://{place}"),
             Self::File { folder } | Self::JobFolder { folder } => {
                 write!(formatter, "file://{}", folder.display())
@@ -338,6 +345,7 @@ mod tests {
             "tcp://a:1,[::1]:2,c:3",
             "etcd://a:2379/jobs/one",
             "etcd://a:1,b:2,[::1]:3/one",
+            "etcds://a:1,b:2/one",
             "c10d://[::1]:29500",
             "file:///tmp/job",
         ] {
@@ -368,6 +376,7 @@ mod tests {
             "tcp://a:1,",
             "etcd://a:1",
             "etcd://a:1/",
+            "etcds://a:1",
             "etcd://a/b",
             "etcd://a:1/b c",
             "c10d://a:1/b",

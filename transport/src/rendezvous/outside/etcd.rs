@@ -4,15 +4,23 @@
 //! and puts the new value or reads the one that is there. Reads are linearizable, which is etcd's
 //! default. Of several nodes the one that answered last is asked first. What a node says of leaders
 //! and quorums is tried again until the deadline, on the other nodes too; what it says of rights
-//! and room is an error at once.
+//! and room is an error at once, and so is a certificate that is not trusted.
+//!
+//! Variables of `etcdctl` say who asks, and by which keys:
+//!
+//! | variable | meaning |
+//! | --- | --- |
+//! | `ETCDCTL_CACERT` | for `etcds://`: a file in PEM with the authorities that may have signed the store's certificate |
+//! | `ETCDCTL_CERT`, `ETCDCTL_KEY` | for `etcds://`: files in PEM with this process's certificate and its key |
+//! | `ETCDCTL_USER`, `ETCDCTL_PASSWORD` | the user, `NAME:PASSWORD` or the name alone, and the password |
+//!
+//! A token says which user asks. It ends after minutes, so a request whose token is not taken asks
+//! for a new one, once. Without TLS a password crosses the network in clear, as that of `etcdctl`
+//! does.
 
+use std::env::VarError;
 use std::io;
 use std::time::Duration;
-
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
-use ureq::Agent;
 
 use super::{
     Change, Exchanged, Lease, OutsideError, OutsideStore, Pulse, SEALED_BYTES_MAX, StorePath, path_to,
@@ -22,8 +30,15 @@ use crate::Nanos;
 use crate::auth::random_number;
 use crate::clock::now;
 use crate::rendezvous::world::Place;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use ureq::Agent;
 
 const KIND: &str = "etcd";
+
+const USER: &str = "ETCDCTL_USER";
+const PASSWORD: &str = "ETCDCTL_PASSWORD";
 
 /// How long a lease lasts after its last renewal, in seconds.
 const LEASE_S: u64 = 5;
@@ -44,11 +59,20 @@ const SHOWN_BYTES: usize = 48;
 const NOT_FOUND: u64 = 5;
 const PERMISSION_DENIED: u64 = 7;
 const RESOURCE_EXHAUSTED: u64 = 8;
+const FAILED_PRECONDITION: u64 = 9;
 const UNAUTHENTICATED: u64 = 16;
+
+/// How a node with users answers a certificate that would name one: its gateway asks in its stead.
+const NAMED_CERTIFICATE: &[u8] = b"CommonName of client";
+
+/// How a node says that it knows a token no longer.
+const OLD_TOKEN: &str = "invalid auth token";
 
 /// See the module.
 pub(super) struct EtcdStore {
-    agent: Agent,
+    access: Access,
+    /// Says who asks, where the store has users.
+    token: Option<String>,
     places: Vec<Place>,
     /// The node that answered last.
     node: usize,
@@ -56,13 +80,84 @@ pub(super) struct EtcdStore {
     address: String,
 }
 
-impl EtcdStore {
-    pub(super) fn new(places: Vec<Place>, prefix: &str) -> Self {
-        let list: Vec<String> = places.iter().map(ToString::to_string).collect();
-        let address = format!("etcd://{}/{prefix}", list.join(","));
+/// How a store is asked, and by whom. Copies share the connections.
+#[derive(Clone)]
+struct Access {
+    agent: Agent,
+    is_private: bool,
+    user: Option<(String, String)>,
+}
+
+impl Access {
+    /// As the variables say; with TLS or without.
+    fn from_env(is_private: bool) -> Result<Self, OutsideError> {
+        Self::new(is_private, |name| match std::env::var(name) {
+            Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => {
+                Err(OutsideError::Access { problem: format!("{name} is no UTF-8") })
+            }
+        })
+    }
+
+    /// As variables of these names and values say.
+    fn new(
+        is_private: bool,
+        variable: impl Fn(&str) -> Result<Option<String>, OutsideError>,
+    ) -> Result<Self, OutsideError> {
         // Neither a proxy nor another address: what is named is asked.
-        let config = Agent::config_builder().http_status_as_error(false).max_redirects(0).proxy(None).build();
-        Self { agent: config.into(), places, node: 0, prefix: prefix.to_owned(), address }
+        let config = Agent::config_builder().http_status_as_error(false).max_redirects(0).proxy(None);
+        #[cfg(feature = "tls")]
+        let config = if is_private { config.tls_config(super::etcd_tls::config(&variable)?) } else { config };
+        #[cfg(not(feature = "tls"))]
+        if is_private {
+            let problem = "this program was built without the feature 'tls'".to_owned();
+            return Err(OutsideError::Access { problem });
+        }
+        let user = match (variable(USER)?, variable(PASSWORD)?) {
+            (Some(user), Some(password)) => Some((user, password)),
+            (Some(user), None) => {
+                let (name, password) = user.split_once(':').unwrap_or((&user, ""));
+                Some((name.to_owned(), password.to_owned()))
+            }
+            (None, _) => None,
+        };
+        Ok(Self { agent: config.build().into(), is_private, user })
+    }
+
+    /// The first part of its address in rendezvous.
+    fn scheme(&self) -> &'static str {
+        if self.is_private { "etcds" } else { "etcd" }
+    }
+
+    /// The first part of its address in HTTP.
+    fn protocol(&self) -> &'static str {
+        if self.is_private { "https" } else { "http" }
+    }
+
+    /// What TLS has against the other end, if the error is one of TLS.
+    fn fault(error: &ureq::Error) -> Option<String> {
+        match error {
+            #[cfg(feature = "tls")]
+            ureq::Error::Rustls(error) => Some(error.to_string()),
+            #[cfg(feature = "tls")]
+            ureq::Error::Io(error) => Some(error.get_ref()?.downcast_ref::<rustls::Error>()?.to_string()),
+            ureq::Error::Tls(reason) => Some((*reason).to_owned()),
+            _ => None,
+        }
+    }
+}
+
+impl EtcdStore {
+    /// A store that is asked as the variables of `etcdctl` say, with TLS or without.
+    pub(super) fn open(is_private: bool, places: Vec<Place>, prefix: &str) -> Result<Self, OutsideError> {
+        Ok(Self::new(Access::from_env(is_private)?, places, prefix))
+    }
+
+    fn new(access: Access, places: Vec<Place>, prefix: &str) -> Self {
+        let list: Vec<String> = places.iter().map(ToString::to_string).collect();
+        let address = format!("{}://{}/{prefix}", access.scheme(), list.join(","));
+        Self { access, token: None, places, node: 0, prefix: prefix.to_owned(), address }
     }
 
     fn key(&self, key: &str) -> String {
@@ -94,13 +189,40 @@ impl EtcdStore {
         })
     }
 
-    fn ask(&self, node: usize, method: &str, body: &str, deadline: Nanos) -> Result<Value, OutsideError> {
+    fn ask(&mut self, node: usize, method: &str, body: &str, deadline: Nanos) -> Result<Value, OutsideError> {
+        if self.token.is_none() {
+            self.authenticate(node, deadline)?;
+        }
+        match self.post(node, method, body, deadline) {
+            Err(OutsideError::Refused { reason, .. }) if reason.contains(OLD_TOKEN) => {
+                self.authenticate(node, deadline)?;
+                self.post(node, method, body, deadline)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Asks for a token, if this process is a user.
+    fn authenticate(&mut self, node: usize, deadline: Nanos) -> Result<(), OutsideError> {
+        self.token = None;
+        let Some((name, password)) = &self.access.user else { return Ok(()) };
+        let body = json!({ "name": name, "password": password }).to_string();
+        let answer = self.post(node, "auth/authenticate", &body, deadline)?;
+        let token = answer.get("token").and_then(Value::as_str).ok_or_else(|| self.foreign())?;
+        self.token = Some(token.to_owned());
+        Ok(())
+    }
+
+    fn post(&self, node: usize, method: &str, body: &str, deadline: Nanos) -> Result<Value, OutsideError> {
         let place = &self.places[node];
-        let address = || format!("etcd://{place}/{}", self.prefix);
+        let address = || format!("{}://{place}/{}", self.access.scheme(), self.prefix);
         let left = deadline.since(now()).clamp(Duration::from_millis(1), ATTEMPT_LIMIT);
-        let request = self.agent.post(format!("http://{place}/v3/{method}"));
+        let request = self.access.agent.post(format!("{}://{place}/v3/{method}", self.access.protocol()));
         let request = request.config().timeout_global(Some(left)).build();
         let unreachable = |error: ureq::Error| {
+            if let Some(reason) = Access::fault(&error) {
+                return OutsideError::Access { problem: format!("{} ({reason})", address()) };
+            }
             let source = match error {
                 ureq::Error::Io(error) => error,
                 ureq::Error::Timeout(_) => io::ErrorKind::TimedOut.into(),
@@ -108,7 +230,10 @@ impl EtcdStore {
             };
             OutsideError::Unreachable { address: address(), source }
         };
-        let request = request.header("content-type", "application/json");
+        let mut request = request.header("content-type", "application/json");
+        if let Some(token) = &self.token {
+            request = request.header("authorization", token);
+        }
         let mut response = request.send(body.as_bytes()).map_err(unreachable)?;
         let status = response.status().as_u16();
         let limited = response.body_mut().with_config().limit(ANSWER_BYTES_MAX);
@@ -124,6 +249,13 @@ fn read_answer(status: u16, answer: &[u8], address: &dyn Fn() -> String) -> Resu
         address: address(),
         answer: answer[..answer.len().min(SHOWN_BYTES)].to_vec(),
     };
+    if answer.starts_with(NAMED_CERTIFICATE) {
+        let problem = format!(
+            "{} has users, and takes no certificate with a CommonName over HTTP; give one without",
+            address()
+        );
+        return Err(OutsideError::Access { problem });
+    }
     let value: Value = serde_json::from_slice(answer).map_err(|_| foreign())?;
     if status == 200 {
         return if value.get("header").is_some() || value.get("result").is_some() {
@@ -138,10 +270,12 @@ fn read_answer(status: u16, answer: &[u8], address: &dyn Fn() -> String) -> Resu
     let code = value.get("code").and_then(Value::as_u64).unwrap_or(0);
     Err(match code {
         RESOURCE_EXHAUSTED => OutsideError::Full { address, reason },
-        // A lease that has run out is not found.
-        NOT_FOUND | PERMISSION_DENIED | UNAUTHENTICATED => OutsideError::Refused { address, reason },
-        // "user name is empty": it has users, and this is none of them.
-        _ if status == 401 || status == 403 || reason.contains("user name") => {
+        // A lease that has run out is not found. A user fails a precondition where there are none.
+        NOT_FOUND | PERMISSION_DENIED | FAILED_PRECONDITION | UNAUTHENTICATED => {
+            OutsideError::Refused { address, reason }
+        }
+        // "user name is empty", "invalid user ID or password": it has users, and this is none.
+        _ if status == 401 || status == 403 || reason.contains("user") => {
             OutsideError::Refused { address, reason }
         }
         _ => OutsideError::NotReady { address, reason },
@@ -210,7 +344,7 @@ impl OutsideStore for EtcdStore {
     }
 
     fn again(&self) -> Box<dyn OutsideStore> {
-        Box::new(Self::new(self.places.clone(), &self.prefix))
+        Box::new(Self::new(self.access.clone(), self.places.clone(), &self.prefix))
     }
 
     fn exchange(
@@ -318,5 +452,118 @@ mod tests {
         assert_eq!(read(present), Ok(Exchanged::Present(Some(b"foo".to_vec()))));
         assert_eq!(read(r#"{"responses":[{"response_range":{}}]}"#), Ok(Exchanged::Present(None)));
         assert_eq!(read(r#"{"header":{}}"#), Err(()));
+    }
+
+    #[test]
+    fn a_user_has_a_password_of_its_own_or_behind_its_name() {
+        let user = |variables: &[(&str, &str)]| {
+            let found = |name: &str| variables.iter().find(|(of, _)| *of == name);
+            let variable = |name: &str| Ok(found(name).map(|(_, value)| (*value).to_owned()));
+            Access::new(false, variable).expect("it is one").user
+        };
+        let pair = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
+        assert_eq!(user(&[]), None);
+        assert_eq!(user(&[(USER, "ann:se:cret")]), pair("ann", "se:cret"));
+        assert_eq!(user(&[(USER, "ann"), (PASSWORD, "secret")]), pair("ann", "secret"));
+        assert_eq!(user(&[(PASSWORD, "secret")]), None);
+    }
+
+    /// Where an etcd of tests is, and what it is told of certificates.
+    #[cfg(feature = "tls")]
+    fn private_etcd(asks_for_certificates: bool) -> Option<crate::outside_stores::Etcd> {
+        let (own, key, authority) = (file("store.pem"), file("store.key"), file("store-authority.pem"));
+        let mut options = vec!["--cert-file", &own, "--key-file", &key];
+        if asks_for_certificates {
+            options.extend(["--client-cert-auth", "--trusted-ca-file", &authority]);
+        }
+        crate::outside_stores::Etcd::start(1, crate::ports::reserve(2), &options)
+    }
+
+    #[cfg(feature = "tls")]
+    fn file(name: &str) -> String {
+        format!("{}/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"))
+    }
+
+    /// A store with the variables of `etcdctl`.
+    #[cfg(feature = "tls")]
+    fn store_with(etcd: &crate::outside_stores::Etcd, variables: &[(&str, &str)]) -> EtcdStore {
+        let found = |name: &str| variables.iter().find(|(of, _)| *of == name);
+        let access = Access::new(true, |name| Ok(found(name).map(|(_, value)| (*value).to_owned())));
+        let place = Place { host: "127.0.0.1".to_owned(), port: etcd.port(0) };
+        EtcdStore::new(access.expect("the files are there"), vec![place], "of-a-test")
+    }
+
+    #[cfg(feature = "tls")]
+    fn late() -> Nanos {
+        now() + Duration::from_secs(60)
+    }
+
+    #[cfg(feature = "tls")]
+    fn has_users(store: &mut EtcdStore) {
+        for (method, body) in [
+            ("auth/user/add", json!({ "name": "root", "password": "of-a-test" })),
+            ("auth/role/add", json!({ "name": "root" })),
+            ("auth/user/grant", json!({ "user": "root", "role": "root" })),
+            ("auth/enable", json!({})),
+        ] {
+            store.request(method, &body, late()).expect("anybody may do anything still");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn an_etcd_with_tls_and_this_process_look_at_each_others_certificates() {
+        let Some(etcd) = private_etcd(true) else {
+            return crate::skipped::skip("etcd is not installed (Debian's package etcd-server)");
+        };
+        let (authority, own, key) = (file("store-authority.pem"), file("store.pem"), file("store.key"));
+        let files = [("ETCDCTL_CACERT", &*authority), ("ETCDCTL_CERT", &own), ("ETCDCTL_KEY", &key)];
+        let mut store = store_with(&etcd, &files);
+        let put = Change { expected: None, value: b"a", lease: None };
+        assert_eq!(store.exchange("key", put, late()).expect("is asked"), Exchanged::Written);
+        assert!(store.address().starts_with("etcds://127.0.0.1:"), "{}", store.address());
+
+        // Another authority, and no certificate of its own: at once, and by name. Which name of the
+        // second one depends on the version of the store.
+        let began = now();
+        let foreign = store_with(&etcd, &[("ETCDCTL_CACERT", &file("other-authority.pem"))]);
+        let nobody = store_with(&etcd, &files[..1]);
+        for (mut store, reason) in [(foreign, "UnknownIssuer"), (nobody, "Certificate")] {
+            let error = store.read("key", late()).expect_err("one does not trust the other");
+            let text = error.to_string();
+            assert!(matches!(error, OutsideError::Access { .. }), "{text}");
+            assert!(text.contains(reason) && text.contains("ETCDCTL_CACERT"), "{text}");
+        }
+        assert!(now().since(began) < Duration::from_secs(10), "nobody waits for the deadline");
+        has_users(&mut store);
+        let error = store.read("key", late()).expect_err("the certificate has a name");
+        assert!(error.to_string().contains("takes no certificate with a CommonName"), "{error}");
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn an_etcd_with_users_is_asked_with_a_password() {
+        let Some(etcd) = private_etcd(false) else {
+            return crate::skipped::skip("etcd is not installed (Debian's package etcd-server)");
+        };
+        let authority = file("store-authority.pem");
+        let with = |user: &str| store_with(&etcd, &[("ETCDCTL_CACERT", &authority), ("ETCDCTL_USER", user)]);
+        let mut store = store_with(&etcd, &[("ETCDCTL_CACERT", &authority)]);
+        let put = Change { expected: None, value: b"a", lease: None };
+        store.exchange("key", put, late()).expect("it has no users");
+        // A user where there are none.
+        let error = with("root:of-a-test").read("key", late()).expect_err("it has no users");
+        assert!(matches!(error, OutsideError::Refused { .. }), "{error}");
+        has_users(&mut store);
+        for mut denied in [store, with("root:of-another-test"), with("nobody:at-all")] {
+            let error = denied.read("key", late()).expect_err("it is no user");
+            assert!(matches!(error, OutsideError::Refused { .. }), "{error}");
+        }
+        let mut store = with("root:of-a-test");
+        assert_eq!(store.read("key", late()).expect("is a user"), Some(b"a".to_vec()));
+        // As after the token's end.
+        store.token = Some("old".to_owned());
+        assert_eq!(store.read("key", late()).expect("says again who it is"), Some(b"a".to_vec()));
+        assert_ne!(store.token.as_deref(), Some("old"));
     }
 }

@@ -21,6 +21,8 @@ use crate::Nanos;
 pub(super) mod c10d;
 #[cfg(feature = "etcd")]
 pub(super) mod etcd;
+#[cfg(all(feature = "etcd", feature = "tls"))]
+mod etcd_tls;
 pub(super) mod sealed;
 pub(super) mod table;
 #[cfg(all(test, feature = "etcd"))]
@@ -60,14 +62,23 @@ pub enum OutsideError {
     },
     /// It does not let this process read or write.
     #[error(
-        "store refuses: {address} says \"{reason}\"; let this user read and write all keys under the prefix, or name a \
-         store without users"
+        "store refuses: {address} says \"{reason}\"; give ETCDCTL_USER=NAME:PASSWORD of a user that reads and writes all \
+         keys under the prefix, or name a store without users"
     )]
     Refused {
         /// The address.
         address: String,
         /// What it says.
         reason: String,
+    },
+    /// This process and an etcd do not agree by which keys they talk.
+    #[error(
+        "no TLS to etcd: {problem}; for etcds:// set ETCDCTL_CACERT, and ETCDCTL_CERT and ETCDCTL_KEY if it asks for a \
+         certificate, as for etcdctl"
+    )]
+    Access {
+        /// What is wrong, of which variable or address.
+        problem: String,
     },
     /// It takes no more bytes.
     #[error(
@@ -210,8 +221,8 @@ pub(super) fn store_of(rendezvous: &Rendezvous) -> Result<Option<Box<dyn Outside
     match rendezvous {
         Rendezvous::C10d { place } => Ok(Some(Box::new(c10d::C10dStore::new(place.clone())))),
         #[cfg(feature = "etcd")]
-        Rendezvous::Etcd { places, prefix } => {
-            Ok(Some(Box::new(etcd::EtcdStore::new(places.clone(), prefix))))
+        Rendezvous::Etcd { is_private, places, prefix } => {
+            Ok(Some(Box::new(etcd::EtcdStore::open(*is_private, places.clone(), prefix)?)))
         }
         #[cfg(not(feature = "etcd"))]
         Rendezvous::Etcd { .. } => Err(OutsideError::NotBuilt),
