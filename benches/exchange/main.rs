@@ -5,7 +5,8 @@
 //! * *copied* and *inline* over sockets of loopback, beside a stream of the same bytes that is
 //!   asked for by one byte (`stream`), between two processes as well;
 //! * a unary call of tonic whose answer has the bytes, and a step of TensorFlow in which they
-//!   cross, each over gRPC of its own (`--tensorflow PYTHON`; else that column is empty).
+//!   cross, each over gRPC of its own (TensorFlow as `benches/install-peers` got it, or of
+//!   `--tensorflow PYTHON`; else that column is empty).
 //!
 //! Each size is measured in turn with everything else, several times; the medians count. The
 //! command `pleach exchange bench` measures the ways and checks every tensor. This reports, and
@@ -15,6 +16,7 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -37,6 +39,9 @@ const ROUNDS: (usize, usize) = (5, 20);
 /// Where the table stands in the page.
 const MARKS: [&str; 2] = ["<!-- measured: begin -->", "<!-- measured: end -->"];
 
+/// The Python with TensorFlow that `benches/install-peers` makes.
+const INSTALLED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/tensorflow/bin/python");
+
 /// Measure receives of tensors.
 #[derive(Debug, Parser)]
 #[command(name = "exchange", after_help = "Example:\n  cargo bench --bench exchange -- --sizes 1M,64M")]
@@ -47,7 +52,8 @@ struct Arguments {
     /// How often each is measured; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     times: u32,
-    /// A Python that has TensorFlow, to measure its steps too
+    /// A Python that has TensorFlow, to measure its steps too [default: that of
+    /// benches/install-peers, if it is there]
     #[arg(long, value_name = "PYTHON")]
     tensorflow: Option<String>,
     /// Write the table into docs/exchange.md
@@ -100,7 +106,9 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    let mut tensorflow = arguments.tensorflow.as_deref().map(TensorFlow::start).transpose()?;
+    let installed = Some(INSTALLED.to_owned()).filter(|python| Path::new(python).exists());
+    let python = arguments.tensorflow.clone().or(installed);
+    let mut tensorflow = python.as_deref().map(TensorFlow::start).transpose()?;
     let mut page = head();
     print!("{page}");
     for size in &arguments.sizes {
