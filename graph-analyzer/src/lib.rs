@@ -7,8 +7,9 @@
 //! place in one arena.
 //!
 //! **Invariant:** but for [`run`], nothing here uses a device, reads a clock or depends on anything
-//! but its arguments. [`onnx::check_weight_files`] alone asks the file system. Files are hostile
-//! until they are checked: limits come before allocation, and nothing in a file can panic.
+//! but its arguments. [`onnx::check_weight_files`] and [`onnx::Model::cut`] alone ask the file
+//! system, for weights. Files are hostile until they are checked: limits come before allocation,
+//! and nothing in a file can panic.
 
 pub mod costs;
 mod element;

@@ -73,6 +73,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("training/tests/memory.rs", "counts allocated bytes"),
     ("benches/training/allocations.rs", "counts allocations"),
     ("training/src/svm/wide.rs", "calls loops that were compiled for vectors of this processor"),
+    ("graph-analyzer/src/onnx/weights.rs", "maps files of weights"),
     ("graph-analyzer/src/run/allocator.rs", "the global allocator of programs that run graphs"),
     ("graph-analyzer/src/run/bytes.rs", "registered memory as slices"),
     ("graph-analyzer/src/run/onnxruntime.rs", "calls the library of onnxruntime"),

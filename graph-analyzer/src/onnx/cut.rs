@@ -1,17 +1,14 @@
 //! Cuts a model: some of its nodes become a model of their own, with the weights that they use.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
-
-use prost::bytes::Bytes;
 
 use super::proto::{
     GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
     tensor_proto::DataLocation, tensor_shape_proto, type_proto,
 };
+use super::weights::WeightFiles;
 use super::{Model, random, rewrites};
 use crate::element::ElementType;
 use crate::graph::{Dim, Graph, Node, NodeId, Producer, Value, ValueId, WeightSource};
@@ -115,14 +112,14 @@ impl Model {
         part.sparse_initializer = sparse.cloned().collect();
         let mut used: Vec<ValueId> = used.into_iter().collect();
         used.sort_unstable();
-        let mut bytes = 0;
+        let (mut bytes, mut files) = (0, WeightFiles::new(cut.folder));
         for value in used.into_iter().map(|id| cut.graph.value(id)) {
             let Some(&tensor) = weights.get(value.name.as_str()) else { continue };
             bytes += value.tensor.bytes().unwrap_or(0);
             if bytes > WEIGHT_BYTES_MAX {
                 return Err(CutError::TooLarge { bytes });
             }
-            part.initializer.push(weight(cut, tensor, value)?);
+            part.initializer.push(weight(cut, tensor, value, &mut files)?);
         }
         let mut model = self.clone_without_graph();
         model.proto.ir_version = Some(model.proto.ir_version().max(WEIGHTS_IR_VERSION));
@@ -157,7 +154,12 @@ fn rewritten(cut: &Cut<'_>, node: &Node, proto: &NodeProto) -> Option<rewrites::
 }
 
 /// A weight with its values.
-fn weight(cut: &Cut<'_>, tensor: &TensorProto, value: &Value) -> Result<TensorProto, CutError> {
+fn weight(
+    cut: &Cut<'_>,
+    tensor: &TensorProto,
+    value: &Value,
+    files: &mut WeightFiles<'_>,
+) -> Result<TensorProto, CutError> {
     let weight = || tensor.name().to_owned();
     if tensor.data_location() == DataLocation::External {
         let (Producer::Weight { source: WeightSource::File { path, offset }, .. }, Some(bytes)) =
@@ -165,13 +167,13 @@ fn weight(cut: &Cut<'_>, tensor: &TensorProto, value: &Value) -> Result<TensorPr
         else {
             return Err(CutError::NoValues { weight: weight() });
         };
-        let path = cut.folder.join(path);
-        let mut raw = vec![0; bytes as usize];
-        let read = File::open(&path).and_then(|file| file.read_exact_at(&mut raw, *offset));
-        read.map_err(|source| CutError::File { weight: weight(), path: path.display().to_string(), source })?;
+        let raw = files.bytes(path, *offset, bytes).map_err(|source| {
+            let path = cut.folder.join(path).display().to_string();
+            CutError::File { weight: weight(), path, source }
+        })?;
         let mut tensor = tensor.clone();
         (tensor.data_location, tensor.external_data) = (None, Vec::new());
-        tensor.raw_data = Some(Bytes::from(raw));
+        tensor.raw_data = Some(raw);
         return Ok(tensor);
     }
     if has_values(tensor) {
