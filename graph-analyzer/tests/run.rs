@@ -9,6 +9,7 @@ use std::time::Duration;
 use pleach_graph_analyzer::graph::Graph;
 use pleach_graph_analyzer::onnx::Model;
 use pleach_graph_analyzer::placement::Table;
+use pleach_graph_analyzer::run::allocator::Tracer;
 use pleach_graph_analyzer::run::channels::{Channel, TensorForm, signal_slots};
 use pleach_graph_analyzer::run::{
     Caller, Copies, Job, Onnxruntime, RankOptions, RankReport, Regions, Rten, Runtime, Tensor, TensorRef,
@@ -26,7 +27,7 @@ mod skipped;
 #[global_allocator]
 static ALLOCATOR: TracingAllocator = TracingAllocator;
 
-/// A process has one tracer, so that one test runs at a time.
+/// A process has few tracers, so that one test runs at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -230,6 +231,10 @@ fn two_ranks_compute_what_one_process_does_and_copy_nothing_from_the_second_iter
     assert_eq!(reports[0].copies_first, 2, "{reports:?}");
     assert!(reports.iter().all(|report| report.copies_later == 0), "{reports:?}");
     assert!(reports[0].bytes_out > 0 && reports[0].bytes_out == reports[1].bytes_in, "{reports:?}");
+    let on_heap: Vec<_> = reports.iter().map(|report| report.heap_allocations_later).collect();
+    assert_eq!(on_heap, [Some(0); 2], "every buffer lies where the plan has it");
+    // The second rank sends nothing, so that all its memory is the arena of the plan.
+    assert!(reports[1].arena_bytes > 100_000, "{reports:?}");
     let reports = check(&model, &graph, &pipeline(&graph, 2), Fabric::Shm, Copies::Sender);
     assert_eq!((reports[0].copies_first, reports[0].copies_later), (2, 10), "{reports:?}");
 }
@@ -393,6 +398,34 @@ output s
     }
 }
 
+#[test]
+fn weights_in_a_file_are_those_of_the_part_and_a_file_that_is_too_short_is_an_error() {
+    let folder = std::env::temp_dir().join(format!("pleach-run-weights-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("there is a folder for temporary files");
+    let weights: Vec<u8> = (0..12).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    std::fs::write(folder.join("w.bin"), &weights).expect("the folder can be written");
+    let lines = "input x f32 [4]\nconst w f32 [4] in \"w.bin\" at 32\nconst v f32 [4] in \"w.bin\" at 16\n";
+    let nodes = "node a Add(x, w) -> a ? ?\nnode b Mul(a, v) -> b ? ?\noutput b\n";
+    let (model, graph) = text(&format!("pleach-graph 1\ngraph g\nopset 17\n{lines}{nodes}"));
+    let (runtime, partition) = (Rten::new(), pipeline(&graph, 2));
+    let job = Job { folder: &folder, ..job((&model, &graph, &partition), &runtime, None) };
+    let inputs = job.random_inputs(1, 3).expect("the shapes are known");
+    let outputs = job.reference(&inputs).expect("the parts run").outputs;
+    let expected = floats(&inputs[0][0].bytes)
+        .into_iter()
+        .zip(4_u8..)
+        .map(|(x, v)| (x + f32::from(v + 4)) * f32::from(v));
+    assert_eq!(floats(&outputs[0][0].bytes), expected.collect::<Vec<_>>());
+    std::fs::write(folder.join("w.bin"), &weights[..47]).expect("the folder can be written");
+    let error = job.load_part(0).expect_err("the weight ends behind the file").to_string();
+    std::fs::remove_dir_all(&folder).expect("it is there");
+    assert!(error.starts_with("rank 0: the weight 'w' was not read from "), "{error}");
+    assert!(
+        error.ends_with("it has 47 bytes, not 16 from byte 32 on); put the file beside the model"),
+        "{error}"
+    );
+}
+
 /// A value whose allocation sites change while the job runs, because its size does.
 #[test]
 fn a_site_that_no_longer_holds_the_value_is_found_and_its_value_is_copied() {
@@ -419,6 +452,59 @@ output t
     assert_outputs(&outputs, &reference.outputs);
     let copies = reports[0].copies_later;
     assert!((1..=6).contains(&copies), "{reports:?}");
+}
+
+/// Allocates buffers that are full of their number, and frees them in the order of the numbers.
+/// Others free some of them, and some grow.
+fn program(sizes: &[usize], is_freed_elsewhere: bool) {
+    let mut buffers: Vec<Vec<u8>> = Vec::new();
+    for (number, &bytes) in sizes.iter().enumerate() {
+        let mut buffer = if number % 2 == 0 { Vec::with_capacity(bytes) } else { vec![0; bytes] };
+        assert!(buffer.iter().all(|&byte| byte == 0));
+        buffer.resize(bytes, number as u8);
+        buffer.fill(number as u8);
+        if number % 3 == 0 {
+            buffer.resize(bytes * 2, number as u8);
+        }
+        buffers.push(buffer);
+        if number % 4 == 3 {
+            check_and_free(buffers.remove(0));
+        }
+    }
+    if is_freed_elsewhere {
+        let freeing = std::thread::spawn(move || buffers.into_iter().for_each(check_and_free));
+        freeing.join().expect("nothing was overwritten");
+    } else {
+        buffers.into_iter().for_each(check_and_free);
+    }
+}
+
+fn check_and_free(buffer: Vec<u8>) {
+    assert!(buffer.iter().all(|&byte| byte == buffer[0]), "buffer {} was overwritten", buffer[0]);
+}
+
+#[test]
+fn buffers_keep_their_bytes_whatever_a_program_does_and_one_that_stays_has_no_buffer_on_the_heap() {
+    let _turn = TURN.lock();
+    let mut tracer = Tracer::start(1).expect("the program has the allocator");
+    let one = [3000, 5000, 3000, 70_000, 3000, 1 << 20, 5000, 1024, 3000, 2_000_000];
+    let other = [3000, 3000, 3000, 5000, 5000, 5000, 70_000, 1 << 20, 1 << 20, 1024, 1500];
+    let mut on_heap = Vec::new();
+    for (iteration, (sizes, is_freed_elsewhere)) in
+        [(&one[..], false), (&one, false), (&other, false), (&other, false), (&one, true), (&other, true)]
+            .into_iter()
+            .enumerate()
+    {
+        tracer.begin(0, iteration == 0);
+        program(sizes, is_freed_elsewhere);
+        tracer.end();
+        tracer.plan();
+        assert!(is_freed_elsewhere || tracer.arena_bytes() > 1 << 20, "{tracer:?}");
+        on_heap.push(tracer.heap_allocations());
+    }
+    assert_eq!(on_heap[1], 0, "{on_heap:?}");
+    assert!(on_heap[2] > 0, "the program changed: {on_heap:?}");
+    assert_eq!(on_heap[3], on_heap[2], "and was traced anew: {on_heap:?}");
 }
 
 /// The outputs of an iteration of a caller, or why there are none.

@@ -1,17 +1,20 @@
-//! Notes where a runtime allocates the tensors that cross, and gives these sites registered memory.
+//! Gives the buffers of a runtime the places that a memory plan has for them.
 //!
 //! A runtime that allocates its results itself cannot be told where to put them. But the sequence
 //! of its allocations is the same in each run. So a program installs [`TracingAllocator`] as its
-//! global allocator, and a [`Tracer`] notes in one run which allocation holds a result: its
-//! [`Site`], which is the size and the number among the allocations of this size. From the next run
-//! on the site gets registered memory, a place for each slot of the tensor.
+//! global allocator, and a [`Tracer`] notes in the first run what its thread allocates and when
+//! that is freed ([`Site`]: the size, and the number among the allocations of this size). For
+//! these lifetimes it makes a [`MemoryPlan`] and one arena, and from the second run on each site
+//! allocates at its offset there. A site that holds a tensor that crosses allocates in registered
+//! memory instead, a place for each slot of the tensor.
 //!
 //! A runtime may use a buffer for several values, one after another. The result is in it at the
 //! end, and only then it is sent, so this does no harm: peers read the memory after the signal.
 //!
-//! **Invariant:** a place is given out once at a time: it is *live* until it is deallocated. Only
-//! the thread between [`Tracer::begin`] and [`Tracer::end`] is traced, and only its allocations use
-//! the tables of sites. When no tracer was ever started, an allocation costs one relaxed load more.
+//! **Invariant:** memory that is given out shares no byte with memory that is in use. A plan says
+//! where a buffer should lie; whether it can lie there, [`Places`] says. What has no place, or
+//! finds it in use, is on the heap. Only the thread between [`Tracer::begin`] and [`Tracer::end`]
+//! is traced. While no tracer lives, an allocation costs one relaxed load more.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,149 +22,59 @@ use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use memmap2::MmapMut;
 use pleach_transport::Slice;
 
 use super::channels::SLOT_ALIGN_BYTES;
+use super::trace::{Assigned, Places, Trace};
+pub use super::trace::{COUNTED_BYTES, Site};
 
-/// Smaller allocations are not counted.
-pub const COUNTED_BYTES: usize = 1024;
+/// Most tracers of a process at a time: tests have ranks that are threads.
+const TRACERS_MAX: usize = 8;
 
-/// Most allocations of a run that are noted; later ones are not found.
-const LOG_MAX: usize = 1 << 14;
-
-/// Most sizes of allocations of a run, a power of two.
-const SIZES_MAX: usize = 1 << 11;
-
-/// Most places, of all slots of all sites.
-const PLACES_MAX: usize = 1 << 10;
-
-/// The allocations of a run with the same number and size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Site {
-    /// The size.
-    pub bytes: usize,
-    /// The number among the allocations of this size.
-    pub number: u32,
-}
+/// Most plans that a tracer makes: a program whose sizes always change is not planned for ever.
+const PLANS_MAX: u32 = 8;
 
 /// The global allocator of a program that runs parts of graphs.
 #[derive(Clone, Copy, Debug)]
 pub struct TracingAllocator;
 
-/// Whether places may be live. Relaxed: the thread that traces sets it, and other threads can only
-/// free a place that was given to them by a synchronization.
-static IS_ON: AtomicBool = AtomicBool::new(false);
+/// How many tracers live, or have left places in use. Relaxed: the thread that traces raises it,
+/// and other threads can only free a place that was given to them by a synchronization.
+static TRACERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether there is a tracer. Acquire and release: the tables go from one tracer to the next.
-static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+/// What a tracer is to the allocator.
+struct Desk {
+    /// Acquire and release: the trace goes from one tracer to the next.
+    is_taken: AtomicBool,
+    places: Places,
+    trace: UnsafeCell<Trace>,
+}
+
+// SAFETY: a desk has one tracer at a time (`is_taken`), which stays on its thread. The allocator
+// uses the trace on this thread alone, while the tracer itself does not (`Role`).
+unsafe impl Sync for Desk {}
+
+static DESKS: [Desk; TRACERS_MAX] = [const {
+    Desk { is_taken: AtomicBool::new(false), places: Places::new(), trace: UnsafeCell::new(Trace::new()) }
+}; TRACERS_MAX];
+
+/// What the allocator does with the trace on this thread. It uses none while the tracer does.
+#[derive(Clone, Copy)]
+enum Role {
+    None,
+    /// Notes what is freed: after a run.
+    Frees(&'static Desk),
+    /// Gives places, and notes what is allocated and freed: in a run.
+    All(&'static Desk),
+}
 
 thread_local! {
-    static IS_TRACED: Cell<bool> = const { Cell::new(false) };
+    static ROLE: Cell<Role> = const { Cell::new(Role::None) };
 }
 
-/// Memory for one slot of a site. Relaxed: the entries are written before an address in them is
-/// given out, and who frees the address got it by a synchronization.
-struct PlaceEntry {
-    start: AtomicUsize,
-    /// Acquire and release: who gets the place after it was freed sees what was written before.
-    is_live: AtomicBool,
-}
-
-static PLACES: [PlaceEntry; PLACES_MAX] =
-    [const { PlaceEntry { start: AtomicUsize::new(0), is_live: AtomicBool::new(false) } }; PLACES_MAX];
-
-static PLACE_COUNT: AtomicUsize = AtomicUsize::new(0);
-
-/// The tables of the traced thread.
-struct Tables {
-    /// By hash: a size, and how many allocations of it there were in this run.
-    sizes: [(usize, u32); SIZES_MAX],
-    size_count: usize,
-    log: [(usize, Site); LOG_MAX],
-    log_len: usize,
-    /// Sites with their first place.
-    sites: [(Site, usize); PLACES_MAX],
-    site_count: usize,
-    slot: usize,
-    threshold: usize,
-    heap_allocations: u64,
-    is_counting: bool,
-}
-
-struct Shared(UnsafeCell<Tables>);
-
-// SAFETY: one tracer exists at a time (`IS_TAKEN`), it stays on its thread, and allocations use the
-// tables only on this thread, while the tracer itself does not: between `begin` and `end`.
-unsafe impl Sync for Shared {}
-
-const NO_SITE: Site = Site { bytes: 0, number: 0 };
-
-static TABLES: Shared = Shared(UnsafeCell::new(Tables {
-    sizes: [(0, 0); SIZES_MAX],
-    size_count: 0,
-    log: [(0, NO_SITE); LOG_MAX],
-    log_len: 0,
-    sites: [(NO_SITE, 0); PLACES_MAX],
-    site_count: 0,
-    slot: 0,
-    threshold: usize::MAX,
-    heap_allocations: 0,
-    is_counting: false,
-}));
-
-impl Tables {
-    /// The number of this allocation among those of its size in this run; nothing if there are too
-    /// many sizes.
-    fn number(&mut self, bytes: usize) -> Option<u32> {
-        let mut at = bytes.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        loop {
-            at %= SIZES_MAX;
-            let (size, count) = &mut self.sizes[at];
-            if *size == 0 && self.size_count + 1 < SIZES_MAX {
-                self.size_count += 1;
-                *size = bytes;
-            } else if *size == 0 {
-                return None;
-            }
-            if *size == bytes {
-                *count += 1;
-                return Some(*count - 1);
-            }
-            at += 1;
-        }
-    }
-
-    /// The place of a site in this run, if it has one that is not in use.
-    fn place(&self, site: Site, align: usize) -> Option<usize> {
-        let (_, first) = self.sites[..self.site_count].iter().find(|(known, _)| *known == site)?;
-        let place = &PLACES[first + self.slot];
-        let is_free = align <= SLOT_ALIGN_BYTES as usize && !place.is_live.swap(true, Ordering::Acquire);
-        is_free.then(|| place.start.load(Ordering::Relaxed))
-    }
-
-    fn allocate(&mut self, layout: Layout, is_zeroed: bool) -> *mut u8 {
-        let Some(number) = self.number(layout.size()) else { return heap(layout, is_zeroed) };
-        let site = Site { bytes: layout.size(), number };
-        let address = match self.place(site, layout.align()) {
-            Some(start) => {
-                let address = std::ptr::with_exposed_provenance_mut::<u8>(start);
-                if is_zeroed {
-                    // SAFETY: the place has the size of its site.
-                    unsafe { address.write_bytes(0, layout.size()) };
-                }
-                address
-            }
-            None => {
-                self.heap_allocations += u64::from(self.is_counting && layout.size() >= COUNTED_BYTES);
-                heap(layout, is_zeroed)
-            }
-        };
-        if self.log_len < LOG_MAX {
-            self.log[self.log_len] = (address.addr(), site);
-            self.log_len += 1;
-        }
-        address
-    }
+fn role() -> Role {
+    ROLE.try_with(Cell::get).unwrap_or(Role::None)
 }
 
 fn heap(layout: Layout, is_zeroed: bool) -> *mut u8 {
@@ -169,51 +82,78 @@ fn heap(layout: Layout, is_zeroed: bool) -> *mut u8 {
     unsafe { if is_zeroed { System.alloc_zeroed(layout) } else { System.alloc(layout) } }
 }
 
-/// An allocation while tracing is on.
+/// An allocation while there are tracers.
 #[cold]
 fn allocate(layout: Layout, is_zeroed: bool) -> *mut u8 {
-    if !IS_TRACED.try_with(Cell::get).unwrap_or(false) {
+    let Role::All(desk) = role() else { return heap(layout, is_zeroed) };
+    // SAFETY: this is the thread of the desk's tracer, in a run, and nothing below allocates by
+    // this allocator.
+    let trace = unsafe { &mut *desk.trace.get() };
+    if !trace.sees(layout.size()) {
         return heap(layout, is_zeroed);
     }
-    // SAFETY: this is the traced thread, whose tracer is between `begin` and `end`, and nothing
-    // below allocates.
-    let tables = unsafe { &mut *TABLES.0.get() };
-    if layout.size() < tables.threshold {
+    let Some(site) = trace.site(layout.size()) else {
+        trace.miss(layout.size());
         return heap(layout, is_zeroed);
-    }
-    tables.allocate(layout, is_zeroed)
+    };
+    let address = match trace.take(site, layout.align(), &desk.places) {
+        Some(start) => {
+            let address = std::ptr::with_exposed_provenance_mut::<u8>(start);
+            if is_zeroed {
+                // SAFETY: the place has the size of its site, and nobody else uses it.
+                unsafe { address.write_bytes(0, layout.size()) };
+            }
+            address
+        }
+        None => heap(layout, is_zeroed),
+    };
+    trace.allocated(address.addr(), site);
+    address
 }
 
-/// The place at this address.
+/// Whether this was a place and is free now.
 #[cold]
-fn place_at(address: *mut u8) -> Option<&'static PlaceEntry> {
-    let count = PLACE_COUNT.load(Ordering::Relaxed);
-    let is_it = |place: &&PlaceEntry| place.start.load(Ordering::Relaxed) == address.addr();
-    PLACES[..count].iter().find(is_it)
+fn give_back(address: *mut u8, layout: Layout) -> bool {
+    if let Role::Frees(desk) | Role::All(desk) = role() {
+        // SAFETY: this is the thread of the desk's tracer, which does not use the trace now.
+        let trace = unsafe { &mut *desk.trace.get() };
+        if trace.sees(layout.size()) {
+            trace.freed(address.addr());
+        }
+    }
+    DESKS.iter().any(|desk| desk.places.give_back(address.addr()))
+}
+
+/// Whether growth or shrinkage in place would escape the trace.
+#[cold]
+fn is_traced(address: *mut u8, bytes: usize) -> bool {
+    let is_long = |desk: &Desk| {
+        // SAFETY: as in `give_back`.
+        unsafe { &*desk.trace.get() }.sees(bytes)
+    };
+    matches!(role(), Role::All(desk) if is_long(desk))
+        || DESKS.iter().any(|desk| desk.places.has(address.addr()))
 }
 
 // SAFETY: memory comes from the system's allocator, or is a place of the size of its site, aligned
-// to 64 bytes, which nobody else has until it is deallocated here.
+// to 64 bytes, of which nobody else has a byte until it is deallocated here.
 unsafe impl GlobalAlloc for TracingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if IS_ON.load(Ordering::Relaxed) {
+        if TRACERS.load(Ordering::Relaxed) > 0 {
             return allocate(layout, false);
         }
         heap(layout, false)
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if IS_ON.load(Ordering::Relaxed) {
+        if TRACERS.load(Ordering::Relaxed) > 0 {
             return allocate(layout, true);
         }
         heap(layout, true)
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        if IS_ON.load(Ordering::Relaxed)
-            && let Some(place) = place_at(address)
-        {
-            place.is_live.store(false, Ordering::Release);
+        if TRACERS.load(Ordering::Relaxed) > 0 && give_back(address, layout) {
             return;
         }
         // SAFETY: the system's allocator gave this address, with this layout.
@@ -221,9 +161,9 @@ unsafe impl GlobalAlloc for TracingAllocator {
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        if IS_ON.load(Ordering::Relaxed) && place_at(address).is_some() {
+        if TRACERS.load(Ordering::Relaxed) > 0 && is_traced(address, bytes.max(layout.size())) {
             // SAFETY: the caller's promise: `bytes` is not zero and does not overflow.
-            let new = heap(unsafe { Layout::from_size_align_unchecked(bytes, layout.align()) }, false);
+            let new = unsafe { self.alloc(Layout::from_size_align_unchecked(bytes, layout.align())) };
             if !new.is_null() {
                 // SAFETY: both are that long, and apart.
                 unsafe { new.copy_from_nonoverlapping(address, bytes.min(layout.size())) };
@@ -237,108 +177,151 @@ unsafe impl GlobalAlloc for TracingAllocator {
     }
 }
 
-/// Traces the allocations of the thread that made it. There is one at a time.
-#[derive(Debug)]
+/// Traces the allocations of the thread that made it, and plans their memory.
 pub struct Tracer {
-    /// The memory of the places.
-    places: Vec<Slice>,
+    desk: &'static Desk,
+    /// Sites with registered memory, by slot; the newest first.
+    directed: Vec<(Site, Vec<Slice>)>,
+    /// Whether all of them have their places.
+    is_directed: bool,
+    arena: Option<MmapMut>,
+    plans: u32,
     /// It stays on its thread.
     _thread: PhantomData<*mut ()>,
 }
 
+impl std::fmt::Debug for Tracer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Tracer(plan {} of {} bytes)", self.plans, self.arena_bytes())
+    }
+}
+
 impl Tracer {
-    /// A tracer of allocations of at least this size; nothing if there is one already, or the
-    /// program has no [`TracingAllocator`].
+    /// A tracer of allocations of so many bytes and more, or of [`COUNTED_BYTES`] and more if that
+    /// is less; nothing if the process has too many tracers or no [`TracingAllocator`].
     #[must_use]
     pub fn start(threshold: usize) -> Option<Self> {
-        if IS_TAKEN.swap(true, Ordering::Acquire) {
-            return None;
-        }
-        let mut tracer = Self { places: Vec::new(), _thread: PhantomData };
-        // SAFETY: this is the only tracer, and the thread is not traced now.
-        let tables = unsafe { &mut *TABLES.0.get() };
-        (tables.threshold, tables.site_count, tables.heap_allocations) = (threshold.max(1), 0, 0);
-        PLACE_COUNT.store(0, Ordering::Relaxed);
-        IS_ON.store(true, Ordering::Relaxed);
+        let desk = DESKS.iter().find(|desk| !desk.is_taken.swap(true, Ordering::Acquire))?;
+        TRACERS.fetch_add(1, Ordering::Relaxed);
+        let mut tracer = Self {
+            desk,
+            directed: Vec::new(),
+            is_directed: true,
+            arena: None,
+            plans: 0,
+            _thread: PhantomData,
+        };
+        tracer.trace(|trace| *trace = Trace::start(threshold.clamp(1, COUNTED_BYTES)));
         tracer.begin(0, true);
-        let probe = std::hint::black_box(Vec::<u8>::with_capacity(threshold.max(COUNTED_BYTES)));
+        let probe = std::hint::black_box(Vec::<u8>::with_capacity(COUNTED_BYTES));
         tracer.end();
         tracer.site_of(probe.as_ptr()).map(|_| tracer)
+    }
+
+    /// Uses the trace, which the allocator does not meanwhile.
+    fn trace<T>(&mut self, work: impl FnOnce(&mut Trace) -> T) -> T {
+        let role = ROLE.replace(Role::None);
+        // SAFETY: this is the desk's only tracer, on its thread, where the allocator has no role
+        // now; `work` is of this module and calls no other method of a tracer.
+        let result = work(unsafe { &mut *self.desk.trace.get() });
+        ROLE.set(role);
+        result
     }
 
     /// Begins a run, in which sites get the places of this slot. Allocations of the first one are
     /// not counted.
     pub fn begin(&mut self, slot: usize, is_first: bool) {
-        // SAFETY: this is the only tracer, and the thread is not traced now.
-        let tables = unsafe { &mut *TABLES.0.get() };
-        (tables.slot, tables.log_len, tables.size_count) = (slot, 0, 0);
-        tables.sizes = [(0, 0); SIZES_MAX];
-        tables.is_counting = !is_first;
-        IS_TRACED.set(true);
+        self.trace(|trace| trace.begin(slot, is_first));
+        ROLE.set(Role::All(self.desk));
     }
 
-    /// Ends a run.
+    /// Ends a run. What is freed is noted until [`Tracer::plan`].
     pub fn end(&mut self) {
-        IS_TRACED.set(false);
+        ROLE.set(Role::Frees(self.desk));
     }
 
     /// The site that allocated this address in the last run.
     #[must_use]
-    pub fn site_of(&self, address: *const u8) -> Option<Site> {
-        // SAFETY: this is the only tracer, and the thread is not traced now.
-        let tables = unsafe { &*TABLES.0.get() };
-        let log = &tables.log[..tables.log_len];
-        log.iter().rev().find(|(start, _)| *start == address.addr()).map(|(_, site)| *site)
+    pub fn site_of(&mut self, address: *const u8) -> Option<Site> {
+        self.trace(|trace| trace.site_of(address.addr()))
     }
 
-    /// Gives a site memory: a place for each slot, of its size. False if there is no room for more
-    /// places.
-    pub fn direct(&mut self, site: Site, places: &[Slice]) -> bool {
-        let first = PLACE_COUNT.load(Ordering::Relaxed);
-        // SAFETY: this is the only tracer, and the thread is not traced now.
-        let tables = unsafe { &mut *TABLES.0.get() };
+    /// Has a site allocate in this memory, which is of its size for each slot: from the next
+    /// [`Tracer::plan`] on.
+    ///
+    /// # Panics
+    ///
+    /// If a place is too short, or does not begin at a multiple of 64 bytes.
+    pub fn direct(&mut self, site: Site, places: &[Slice]) {
         let fits = |place: &Slice| {
             place.len() >= site.bytes && place.as_ptr().addr().is_multiple_of(SLOT_ALIGN_BYTES as usize)
         };
-        if first + places.len() > PLACES_MAX || !places.iter().all(fits) {
-            return false;
-        }
-        for (entry, place) in PLACES[first..].iter().zip(places) {
-            let start = place.as_ptr().expose_provenance();
-            entry.start.store(start, Ordering::Relaxed);
-            entry.is_live.store(false, Ordering::Relaxed);
-            self.places.push(place.clone());
-        }
-        PLACE_COUNT.store(first + places.len(), Ordering::Relaxed);
-        match tables.sites[..tables.site_count].iter_mut().find(|(known, _)| *known == site) {
-            Some(known) => known.1 = first,
-            None => {
-                tables.sites[tables.site_count] = (site, first);
-                tables.site_count += 1;
-            }
-        }
-        true
+        assert!(!places.is_empty() && places.iter().all(fits), "a place has the size of its site");
+        self.directed.insert(0, (site, places.to_vec()));
+        self.is_directed = false;
     }
 
-    /// How many allocations went to the heap after the first run.
+    /// After a run whose outputs are gone: plans the memory of the next runs, if this one was not
+    /// as planned. Does nothing while a value lives on in a place.
+    pub fn plan(&mut self) {
+        ROLE.set(Role::None);
+        let desk = self.desk;
+        let is_stale = self.plans < PLANS_MAX && self.trace(|trace| trace.is_stale());
+        if (self.is_directed && !is_stale) || !desk.places.are_idle() {
+            return;
+        }
+        if is_stale {
+            self.plans += 1;
+        }
+        self.is_directed = true;
+        let directed = std::mem::take(&mut self.directed);
+        let is_directed = |site| directed.iter().any(|(directed, _)| *directed == site);
+        let planned = self.trace(|trace| trace.planned(is_directed));
+        let slots =
+            |places: &[Slice]| places.iter().map(|place| place.as_ptr().expose_provenance()).collect();
+        let place = |(site, places): &(Site, Vec<Slice>)| Assigned { site: *site, starts: slots(places) };
+        let mut assigned: Vec<Assigned> = directed.iter().map(place).collect();
+        self.directed = directed;
+        // Without memory the buffers stay on the heap.
+        let arena = usize::try_from(planned.bytes).ok().filter(|bytes| *bytes > 0);
+        let mut arena = arena.and_then(|bytes| MmapMut::map_anon(bytes).ok());
+        if let Some(arena) = &mut arena {
+            let start = arena.as_mut_ptr().expose_provenance();
+            let place =
+                |&(site, offset): &(Site, u64)| Assigned { site, starts: vec![start + offset as usize] };
+            assigned.extend(planned.offsets.iter().map(place));
+        }
+        let has_room = self.trace(|trace| trace.assign(&assigned, &desk.places));
+        // The old arena is unmapped here, when no place is in it.
+        self.arena = arena.filter(|_| has_room);
+    }
+
+    /// How many allocations of at least [`COUNTED_BYTES`] went to the heap after the first run:
+    /// they had no place, or it was in use.
     #[must_use]
-    pub fn heap_allocations(&self) -> u64 {
-        // SAFETY: this is the only tracer, and the thread is not traced now.
-        unsafe { (*TABLES.0.get()).heap_allocations }
+    pub fn heap_allocations(&mut self) -> u64 {
+        self.trace(|trace| trace.later_misses())
+    }
+
+    /// The size of the arena, in bytes.
+    #[must_use]
+    pub fn arena_bytes(&self) -> u64 {
+        self.arena.as_ref().map_or(0, |arena| arena.len() as u64)
     }
 }
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        IS_TRACED.set(false);
-        let count = PLACE_COUNT.load(Ordering::Relaxed);
-        if PLACES[..count].iter().any(|place| place.is_live.load(Ordering::Acquire)) {
-            // Somebody holds a value in a place: the places stay for ever, and nobody traces again.
-            std::mem::forget(std::mem::take(&mut self.places));
+        ROLE.set(Role::None);
+        if !self.desk.places.are_idle() {
+            // Somebody holds a value in a place: the places stay for ever, and so does the desk.
+            std::mem::forget((std::mem::take(&mut self.directed), self.arena.take()));
             return;
         }
-        IS_ON.store(false, Ordering::Relaxed);
-        PLACE_COUNT.store(0, Ordering::Relaxed);
-        IS_TAKEN.store(false, Ordering::Release);
+        let places = &self.desk.places;
+        self.trace(|trace| trace.assign(&[], places));
+        self.trace(|trace| *trace = Trace::new());
+        TRACERS.fetch_sub(1, Ordering::Relaxed);
+        self.desk.is_taken.store(false, Ordering::Release);
     }
 }

@@ -9,8 +9,9 @@
 //! No tensor is copied between the operator that computes it and the one that uses it. A runtime
 //! that is told where to put its results writes them into registered memory. One that is not
 //! ([rten]) gets registered memory from its allocator ([`allocator`]) once it is known which
-//! allocation holds the result: from the second iteration on. Where ranks share memory the receiver
-//! reads the tensor in the memory of its sender, and everywhere inputs are used where they are.
+//! allocation holds the result: from the second iteration on. Its other buffers then have the
+//! places of a memory plan. Where ranks share memory the receiver reads the tensor in the memory of
+//! its sender, and everywhere inputs are used where they are.
 //!
 //! A run has inputs that are known before it begins. Where they come one after another, a rank of
 //! its own is the [`Caller`], which feeds them and drains the outputs; all others call
@@ -30,6 +31,7 @@ mod reference;
 mod rten;
 mod runtime;
 mod states;
+mod trace;
 mod transport;
 
 pub use self::allocator::TracingAllocator;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pleach_transport::{Nanos, Rank, Slice, clock};
 
-use super::allocator::{Site, Tracer};
+use super::allocator::{COUNTED_BYTES, Site, Tracer};
 use super::bytes::{of_received, of_slice, of_slice_mut};
 use super::channels::{Received, TensorForm};
 use super::inputs::Tensor;
@@ -46,9 +46,10 @@ pub struct RankReport {
     /// and that went there, once for each receiver.
     pub bytes_out: u64,
     /// Allocations of at least [`super::allocator::COUNTED_BYTES`] that the runtime made on the
-    /// heap after the first iteration; nothing without a tracing allocator.
+    /// heap after the first iteration, and not where a plan has them; nothing without a tracing
+    /// allocator, and of a runtime that has memory of its own.
     pub heap_allocations_later: Option<u64>,
-    /// The bytes of registered memory.
+    /// The bytes of registered memory, and of the arena of the memory plan.
     pub arena_bytes: u64,
     /// By iteration: when this rank began to wait, began to compute, and ended.
     pub moments: Vec<[Nanos; 3]>,
@@ -110,7 +111,7 @@ pub fn run_rank(
     job.runtime.within(&mut || result = runner.run(on_outputs));
     result?;
     runner.transport.finish()?;
-    runner.report.arena_bytes = runner.transport.registered_bytes();
+    runner.report.arena_bytes += runner.transport.registered_bytes();
     Ok(runner.report)
 }
 
@@ -208,12 +209,15 @@ impl<'a> Runner<'a> {
         let computed = self.sources.iter().filter(|source| source.output.is_some());
         let sizes =
             computed.map(|source| self.job.form(source.value).and_then(|form| form.bytes()).unwrap_or(1));
-        let is_traced = self.options.copies == Copies::None && !self.job.runtime.writes_places();
-        let mut tracer = sizes.min().filter(|_| is_traced).and_then(|bytes| Tracer::start(bytes as usize));
+        let shortest = sizes.min().map_or(COUNTED_BYTES, |bytes| bytes as usize);
+        let is_traced = self.program.is_some() && !self.job.runtime.writes_places();
+        let mut tracer = is_traced.then(|| Tracer::start(shortest)).flatten();
         for iteration in 0..self.options.iterations {
             self.iterate(iteration, &mut tracer, on_outputs)?;
+            tracer.iter_mut().for_each(Tracer::plan);
         }
-        self.report.heap_allocations_later = tracer.map(|tracer| tracer.heap_allocations());
+        self.report.heap_allocations_later = tracer.as_mut().map(Tracer::heap_allocations);
+        self.report.arena_bytes = tracer.as_ref().map_or(0, Tracer::arena_bytes);
         Ok(())
     }
 
@@ -534,7 +538,9 @@ impl<'a> Runner<'a> {
 
     /// Has the site that allocated these bytes allocate in registered memory from now on.
     fn trace(&mut self, source: usize, bytes: &[u8], tracer: &mut Option<Tracer>) -> Result<(), RankError> {
-        let Some(tracer) = tracer else { return Ok(()) };
+        let Some(tracer) = tracer.as_mut().filter(|_| self.options.copies == Copies::None) else {
+            return Ok(());
+        };
         let Some(site) = tracer.site_of(bytes.as_ptr()) else { return Ok(()) };
         let source = &mut self.sources[source];
         if source.site.replace(site) == Some(site) {
@@ -549,9 +555,8 @@ impl<'a> Runner<'a> {
         for _ in 0..self.options.depth {
             direct.push(self.transport.memory(site.bytes)?);
         }
-        if tracer.direct(site, &direct) {
-            source.direct = direct;
-        }
+        tracer.direct(site, &direct);
+        source.direct = direct;
         Ok(())
     }
 
