@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 fn light(name: &str) -> PathBuf {
@@ -412,8 +413,92 @@ fn what_cannot_run_is_refused_in_a_line_that_says_what_to_do() {
     assert!(error.lines().count() == 1 && error.contains("Nonsense"), "{error}");
 }
 
-/// Between two looks at a child.
-const PAUSE: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+/// A model whose ranks compute for some microseconds, and how often it runs.
+fn start_small(folder: &Folder, iterations: &str, arguments: &[&str]) -> [std::process::Child; 2] {
+    let model = folder.file(
+        "small",
+        b"pleach-graph 1\ngraph g\nopset 17\ninput x f32 [16, 64]\nconst w f32 [64, 64]\n\
+          node a MatMul(x, w) -> a ? ?\nnode b Relu(a) -> b ? ?\noutput b\n",
+    );
+    let table = folder.file("ranks", b"a 0\nb 1\n");
+    let rendezvous = format!("file://{}", folder.0.display());
+    ["0", "1"].map(|rank| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
+        command.args(["graph", "run"]).arg(&model).args(["--random-weights", "1", "--place"]).arg(&table);
+        command.args(["--fabric", "shm", "--iterations", iterations]).args(arguments);
+        command.args(["--world-size", "2", "--rank", rank, "--rendezvous", &rendezvous]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("pleach starts")
+    })
+}
+
+/// Waits until the second rank has memory of tensors: they cross. The time for that does not
+/// matter.
+fn wait_until_tensors_cross(ranks: &mut [std::process::Child; 2]) {
+    let maps = format!("/proc/{}/maps", ranks[1].id());
+    let end = pleach::transport::clock::now() + Duration::from_secs(100);
+    while !std::fs::read_to_string(&maps).expect("it runs").contains("pleach-lendable") {
+        assert!(ranks[1].try_wait().expect("it is a child").is_none(), "rank 1 ended early");
+        assert!(pleach::transport::clock::now() < end, "no tensor crosses");
+        pause(20);
+    }
+}
+
+fn pause(ms: i64) {
+    let time = rustix::time::Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
+    let _ = rustix::event::poll(&mut [], Some(&time));
+}
+
+fn signal(child: &std::process::Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("it was not waited for");
+}
+
+#[test]
+fn a_rank_that_is_stopped_for_longer_than_the_limit_is_named_and_the_others_end_in_time() {
+    for victim in [0, 1] {
+        let folder = Folder::new(&format!("stopped-{victim}"));
+        let mut ranks = start_small(&folder, "1000000000", &["--timeout", "4"]);
+        wait_until_tensors_cross(&mut ranks);
+        let [first, second] = ranks;
+        let (mut stopped, other) = if victim == 0 { (first, second) } else { (second, first) };
+        signal(&stopped, Signal::STOP);
+        let since = pleach::transport::clock::now();
+        let output = other.wait_with_output().expect("it is a child");
+        let waited = pleach::transport::clock::now().since(since);
+        stopped.kill().expect("it runs");
+        stopped.wait().expect("it is a child");
+        let error = String::from_utf8(output.stderr).expect("it is text");
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+        assert!(
+            error.starts_with(&format!("error: run ended: rank {}, the tensor 'a'", 1 - victim)),
+            "{error}"
+        );
+        assert!(error.contains(&format!("rank {victim} ")), "{error}");
+        assert!((Duration::from_secs(3)..Duration::from_secs(30)).contains(&waited), "{waited:?}: {error}");
+    }
+}
+
+#[test]
+fn ranks_that_are_stopped_for_a_short_time_again_and_again_compute_the_same() {
+    let folder = Folder::new("slowed");
+    let mut ranks = start_small(&folder, "20000", &["--check", "--json"]);
+    wait_until_tensors_cross(&mut ranks);
+    let mut stops = 0;
+    // The first stop is long; each rank has its turns.
+    while ranks.iter_mut().all(|rank| rank.try_wait().expect("it is a child").is_none()) {
+        let slowed = &ranks[stops % 2];
+        signal(slowed, Signal::STOP);
+        pause(if stops == 0 { 1000 } else { 30 });
+        signal(slowed, Signal::CONT);
+        pause(10);
+        stops += 1;
+    }
+    let [first, second] = ranks.map(|rank| rank.wait_with_output().expect("it is a child"));
+    let errors = [&first, &second].map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+    assert!(first.status.success() && second.status.success(), "{errors:?}");
+    let text = String::from_utf8(first.stdout).expect("it is text");
+    let all: Value = serde_json::from_str(text.lines().last().expect("there are lines")).expect("an object");
+    assert_eq!((all["equal_to_parts"].as_bool(), stops > 3), (Some(true), true), "{stops} stops, {text}");
+}
 
 /// Kills a rank while tensors cross from the first to the second. Returns the error of the other.
 fn error_after_a_kill(victim: u32, transfer: &str) -> String {
@@ -428,14 +513,7 @@ fn error_after_a_kill(victim: u32, transfer: &str) -> String {
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("pleach starts")
     };
     let mut ranks = [rank("0"), rank("1")];
-    // The second rank has memory of tensors once they cross; the time for that does not matter.
-    let maps = format!("/proc/{}/maps", ranks[1].id());
-    let end = pleach::transport::clock::now() + Duration::from_secs(100);
-    while !std::fs::read_to_string(&maps).expect("it runs").contains("pleach-lendable") {
-        assert!(ranks[1].try_wait().expect("it is a child").is_none(), "rank 1 ended early");
-        assert!(pleach::transport::clock::now() < end, "no tensor crosses");
-        let _ = rustix::event::poll(&mut [], Some(&PAUSE));
-    }
+    wait_until_tensors_cross(&mut ranks);
     let [first, second] = ranks;
     let (mut victim, other) = if victim == 0 { (first, second) } else { (second, first) };
     victim.kill().expect("it runs");

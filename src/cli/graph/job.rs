@@ -23,7 +23,7 @@ use crate::cli::launch::{WorldArguments, rank_count};
 use crate::cli::output::visible;
 use crate::cli::silent::SilentResponder;
 
-/// How long a rank waits for a tensor.
+/// How long a rank waits for a tensor, if nothing else is said.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A model on ranks, and how they run it.

@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pleach::graph::onnx::TensorFile;
 use pleach::graph::run::{Job, JobError, RankOptions, Tensor, TensorRef, TensorTransport, run_rank};
@@ -40,6 +41,10 @@ pub(crate) struct Arguments {
     /// A tensor as an input; once for each input, in order [default: drawn at random]
     #[arg(long, value_name = "FILE.pb")]
     input: Vec<PathBuf>,
+    /// How long a rank waits for a tensor, or for a receiver to release one
+    #[arg(long, value_name = "S", default_value_t = PATIENCE.as_secs(),
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
     /// Compare all outputs with those of one process
     #[arg(long)]
     check: bool,
@@ -64,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let rank = world.rank;
     // What a runtime refuses is said before ranks wait for each other.
     let part = job.load_part(rank).map_err(|error| wrong(of_job, &error))?;
-    let copies = of_job.transfer.copies();
+    let (copies, patience) = (of_job.transfer.copies(), Duration::from_secs(arguments.timeout));
     let iterations = ("--iterations", arguments.iterations.to_string());
     #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC exchanges addresses there"))]
     let Joined { device, events, mut store, fabric, ranks_a_processor, ranks_here, hosts, .. } =
@@ -74,12 +79,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let mut transport: Box<dyn TensorTransport> = match of_job.transfer {
         TransferChoice::ZeroCopy | TransferChoice::Copy => {
             let opened =
-                open_regions(of_job, &job, (device, events), PATIENCE, ranks_a_processor[rank as usize] > 1);
+                open_regions(of_job, &job, (device, events), patience, ranks_a_processor[rank as usize] > 1);
             Box::new(opened.map_err(|error| failed(rank, &error))?)
         }
         #[cfg(feature = "grpc")]
         TransferChoice::Grpc | TransferChoice::GrpcFabric => {
-            let (channels, patience) = (job.channels(&|_, _| false, copies), PATIENCE);
+            let channels = job.channels(&|_, _| false, copies);
             let (depth, iterations) = (of_job.depth, arguments.iterations);
             let plan = over_grpc::Plan { rank, ranks, channels, depth, iterations, patience };
             let is_on_sockets = of_job.transfer == TransferChoice::Grpc;
