@@ -43,6 +43,9 @@ pub struct TracingAllocator;
 /// and other threads can only free a place that was given to them by a synchronization.
 static TRACERS: AtomicUsize = AtomicUsize::new(0);
 
+/// How many of the desks were ever used. Relaxed, as above.
+static DESKS_USED: AtomicUsize = AtomicUsize::new(0);
+
 /// What a tracer is to the allocator.
 struct Desk {
     /// Acquire and release: the trace goes from one tracer to the next.
@@ -58,6 +61,10 @@ unsafe impl Sync for Desk {}
 static DESKS: [Desk; TRACERS_MAX] = [const {
     Desk { is_taken: AtomicBool::new(false), places: Places::new(), trace: UnsafeCell::new(Trace::new()) }
 }; TRACERS_MAX];
+
+fn used_desks() -> &'static [Desk] {
+    &DESKS[..DESKS_USED.load(Ordering::Relaxed)]
+}
 
 /// What the allocator does with the trace on this thread. It uses none while the tracer does.
 #[derive(Clone, Copy)]
@@ -121,7 +128,7 @@ fn give_back(address: *mut u8, layout: Layout) -> bool {
             trace.freed(address.addr());
         }
     }
-    DESKS.iter().any(|desk| desk.places.give_back(address.addr()))
+    used_desks().iter().any(|desk| desk.places.give_back(address.addr()))
 }
 
 /// Whether growth or shrinkage in place would escape the trace.
@@ -132,7 +139,7 @@ fn is_traced(address: *mut u8, bytes: usize) -> bool {
         unsafe { &*desk.trace.get() }.sees(bytes)
     };
     matches!(role(), Role::All(desk) if is_long(desk))
-        || DESKS.iter().any(|desk| desk.places.has(address.addr()))
+        || used_desks().iter().any(|desk| desk.places.has(address.addr()))
 }
 
 // SAFETY: memory comes from the system's allocator, or is a place of the size of its site, aligned
@@ -201,7 +208,9 @@ impl Tracer {
     /// is less; nothing if the process has too many tracers or no [`TracingAllocator`].
     #[must_use]
     pub fn start(threshold: usize) -> Option<Self> {
-        let desk = DESKS.iter().find(|desk| !desk.is_taken.swap(true, Ordering::Acquire))?;
+        let is_free = |desk: &&Desk| !desk.is_taken.swap(true, Ordering::Acquire);
+        let (number, desk) = DESKS.iter().enumerate().find(|(_, desk)| is_free(desk))?;
+        DESKS_USED.fetch_max(number + 1, Ordering::Relaxed);
         TRACERS.fetch_add(1, Ordering::Relaxed);
         let mut tracer = Self {
             desk,

@@ -150,9 +150,12 @@ pub(crate) struct Planned {
 /// The allocations of a thread in one run, and the sites that have places. Its tables have all
 /// their room from [`Trace::start`] on, so that an allocation that is noted allocates nothing.
 pub(crate) struct Trace {
-    /// By hash: a size, and how many allocations of it there were in this run.
-    sizes: Vec<(usize, u32)>,
+    /// By hash: a size, a run, and how many allocations of the size there were in it. What is of an
+    /// earlier run is room.
+    sizes: Vec<(usize, u64, u32)>,
     size_count: usize,
+    /// The number of this run, from one on.
+    run: u64,
     /// Addresses, with the site that allocated them, or nothing where they were freed.
     log: Vec<(usize, Option<Site>)>,
     is_complete: bool,
@@ -176,6 +179,7 @@ impl Trace {
         Self {
             sizes: Vec::new(),
             size_count: 0,
+            run: 0,
             log: Vec::new(),
             is_complete: false,
             sites: Vec::new(),
@@ -191,13 +195,13 @@ impl Trace {
     }
 
     pub(crate) fn start(threshold: usize) -> Self {
-        let (sizes, sites) = (vec![(0, 0); SIZES_MAX], vec![(NO_SITE, 0, 0); SITES_ROOM]);
+        let (sizes, sites) = (vec![(0, 0, 0); SIZES_MAX], vec![(NO_SITE, 0, 0); SITES_ROOM]);
         Self { sizes, sites, log: Vec::with_capacity(LOG_MAX), threshold, ..Self::new() }
     }
 
     /// Begins a run in which sites get the places of this slot.
     pub(crate) fn begin(&mut self, slot: usize, is_first: bool) {
-        self.sizes.fill((0, 0));
+        self.run += 1;
         self.log.clear();
         (self.size_count, self.misses, self.is_complete) = (0, 0, true);
         (self.slot, self.is_first) = (slot, is_first);
@@ -209,12 +213,13 @@ impl Trace {
         let mut at = hash(bytes, 0);
         loop {
             at %= SIZES_MAX;
-            let (size, count) = &mut self.sizes[at];
-            if *size == 0 && self.size_count + 1 < SIZES_MAX {
+            let (size, run, count) = &mut self.sizes[at];
+            if *run < self.run {
+                if self.size_count + 1 >= SIZES_MAX {
+                    return None;
+                }
                 self.size_count += 1;
-                *size = bytes;
-            } else if *size == 0 {
-                return None;
+                (*size, *run, *count) = (bytes, self.run, 0);
             }
             if *size == bytes {
                 *count += 1;
