@@ -23,47 +23,67 @@
 //! device, starts a thread or reads a clock: `now` is an argument, and each wait has a deadline.
 //! Bytes of a peer are hostile until they are checked.
 
+// Under loom there is only what is tested in all interleavings.
+#[cfg(loom)]
+#[path = "endpoint/returns.rs"]
+mod returns;
+
 #[forbid(unsafe_code)]
 pub mod arena;
+#[cfg(not(loom))]
 #[forbid(unsafe_code)]
 pub mod calls;
+#[cfg(not(loom))]
 pub mod endpoint;
+#[cfg(not(loom))]
 #[forbid(unsafe_code)]
 pub mod gathered;
-#[cfg(feature = "grpc")]
+#[cfg(all(feature = "grpc", not(loom)))]
 pub mod grpc;
-#[cfg(feature = "inference")]
+#[cfg(all(feature = "inference", not(loom)))]
 #[forbid(unsafe_code)]
 pub mod inference;
+#[cfg(not(loom))]
 #[forbid(unsafe_code)]
 pub mod introduction;
+#[cfg(not(loom))]
 #[forbid(unsafe_code)]
 pub mod key;
 #[forbid(unsafe_code)]
 pub mod lease;
+#[cfg(not(loom))]
 #[forbid(unsafe_code)]
 pub mod message;
 #[forbid(unsafe_code)]
 pub mod reference;
+#[cfg(not(loom))]
 #[forbid(unsafe_code)]
 pub mod server;
+#[cfg(not(loom))]
 #[forbid(unsafe_code)]
 pub mod table;
-#[cfg(feature = "tensorflow")]
+#[cfg(all(feature = "tensorflow", not(loom)))]
 #[forbid(unsafe_code)]
 pub mod tensorflow;
 
 pub use arena::ArenaPlan;
+#[cfg(not(loom))]
 pub use calls::Calls;
+#[cfg(not(loom))]
 pub use endpoint::{
     ElementTypeError, Endpoint, EndpointLimits, EndpointOptions, ExchangeFabric, LinkError,
     OpenEndpointError, Peer, PendingTensor, ReceiveTensorError, ReceivedTensor, SendTensorError,
     SharedTensor, Tensor, TensorElement, TensorMemoryError, TensorShape, TensorWay, UntypedTensor,
 };
+#[cfg(not(loom))]
 pub use introduction::Introduction;
+#[cfg(not(loom))]
 pub use key::Key;
 pub use lease::{Lease, LeaseHolder, LeaseOwner};
+#[cfg(not(loom))]
 pub use message::Message;
 pub use reference::Reference;
+#[cfg(not(loom))]
 pub use server::Server;
+#[cfg(not(loom))]
 pub use table::TensorTable;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use pleach_transport::mutex::lock;
 use pleach_transport::{Memory, ReadOnlyMapped, Share, SharedMemory, Space};
 
+use super::returns::load_word;
 use crate::arena::{AllocateError, ArenaId, ArenaLimits, ArenaPlan, Block};
 
 /// The holders of one secret. An endpoint has one secret, or none, and so one domain.
@@ -308,7 +309,8 @@ impl PageWords {
         self.memory.clone()
     }
 
-    fn word(&self, index: usize) -> &AtomicU64 {
+    /// A word, which peers read.
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
         let offset = index * size_of::<u64>();
         assert!(offset + size_of::<u64>() <= self.memory.len(), "word {index} of a page");
         // SAFETY: inside of the memory, which is mapped while it is borrowed, and aligned. All
@@ -319,11 +321,6 @@ impl PageWords {
     /// Stores a word. Release: pairs with the acquire in [`MappedWords::load`].
     pub(crate) fn store(&self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::Release);
-    }
-
-    /// Adds to a word. Release: pairs with the acquire in [`MappedWords::load`].
-    pub(crate) fn add(&self, index: usize, value: u64) {
-        self.word(index).fetch_add(value, Ordering::Release);
     }
 
     /// A word of this program's own.
@@ -352,6 +349,7 @@ impl MappedWords {
         }
         // SAFETY: inside of the mapping, which stays while it is borrowed, and aligned. A load may
         // read pages that are read-only here.
-        unsafe { AtomicU64::from_ptr(address.cast::<u64>().cast_mut()) }.load(Ordering::Acquire)
+        let word = unsafe { AtomicU64::from_ptr(address.cast::<u64>().cast_mut()) };
+        load_word(word)
     }
 }

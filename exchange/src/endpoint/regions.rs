@@ -28,6 +28,7 @@ use pleach_vocabulary::Fabric;
 
 use super::memory::{MappedWords, PageWords};
 use super::pair::{DevicePair, MappingDevice};
+use super::returns::{ReturnPage, publish_return};
 use crate::arena::ALIGNMENT;
 use crate::gathered::RegisteredPart;
 use crate::reference::LeaseNumber;
@@ -229,18 +230,19 @@ impl StatusPage {
         Ok(Arc::new(Self { words: PageWords::new(word_of(slots, 0))? }))
     }
 
-    /// Stores the counter of a lease's slot.
-    pub(crate) fn store_counter(&self, slot: u32, count: u64) {
-        self.words.store(word_of(slot, COUNTER), count);
-        self.words.add(RETURNED, 1);
-    }
-
     /// This end accepts no more leases. These are held.
     pub(crate) fn close(&self, held: impl Iterator<Item = LeaseNumber>) {
         for lease in held {
             self.words.store(word_of(lease.slot, HELD), lease.generation);
         }
         self.words.store(CLOSED, 1);
+    }
+}
+
+impl ReturnPage for StatusPage {
+    fn store_counter(&self, slot: u32, count: u64) {
+        let [counter, returned] = [word_of(slot, COUNTER), RETURNED].map(|index| self.words.word(index));
+        publish_return(counter, returned, count);
     }
 }
 
