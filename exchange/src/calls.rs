@@ -294,6 +294,12 @@ impl Calls {
         self.holder.accept(reference)
     }
 
+    /// From now on leases are accepted again and again: a violation that simulations must find.
+    #[cfg(test)]
+    pub(crate) fn accept_stale(&mut self) {
+        self.holder.accepts_stale = true;
+    }
+
     /// This program has done with an RPC before it saw the end of the answer: the peer recalls what
     /// it has lent for the RPC and this program has not accepted.
     pub fn end_rpc(&mut self, rpc: u64) {

@@ -12,6 +12,8 @@ mod rpcs;
 #[cfg(feature = "grpc")]
 pub(crate) use self::rpcs::Accepted;
 #[cfg(test)]
+mod simulated;
+#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_transport::shm::ShmDevice;
 use pleach_transport::{Nanos, RegionKey, RemoteSlice};
 use pleach_vocabulary::Fabric;
 use rustix::event::epoll;
@@ -35,7 +38,7 @@ use super::link::{
 use super::memory::LendableMemory;
 use super::metrics::{ExchangeCounts, InlineReason};
 use super::options::{EndpointLimits, EndpointOptions};
-use super::pair::PairedDevices;
+use super::pair::{MappingDevice, PairedDevices, Pairs};
 use super::regions::{PLACES, POLL_PAUSE, Regions, SETUP_LIMIT, SetupFrame};
 use super::returns::Returns;
 use super::shared::LinkHold;
@@ -62,7 +65,7 @@ const RECEIVES_AT_ONCE: usize = 64;
 pub(crate) type SendSlot = Arc<Slot<Result<(), SendTensorError>>>;
 
 /// See the module.
-pub(crate) struct Core {
+pub(crate) struct Core<D: MappingDevice = ShmDevice> {
     server: Server<SharedTensor>,
     limits: EndpointLimits,
     /// Whether memory is shared at all, or why not.
@@ -71,7 +74,7 @@ pub(crate) struct Core {
     fabrics: Fabrics,
     get_options: GetOptions,
     /// Devices of shared memory.
-    paired_devices: PairedDevices,
+    paired_devices: Box<dyn Pairs<D>>,
     /// Devices of fabrics that map nothing, by their number in the epoll set.
     devices: BTreeMap<u64, GetDevice>,
     /// When one of them must be polled at the latest.
@@ -84,7 +87,7 @@ pub(crate) struct Core {
     is_polled: bool,
     /// When the thread is awake at the latest, if it sleeps.
     planned: Option<Nanos>,
-    links: BTreeMap<u64, Link>,
+    links: BTreeMap<u64, Link<D>>,
     numbers: BTreeMap<LinkId, u64>,
     last_number: u64,
     sends: BTreeMap<SendId, SendSlot>,
@@ -96,9 +99,9 @@ pub(crate) struct Core {
     /// Links of which frames may be in buffers.
     unread: BTreeSet<u64>,
     /// Links that have ended and whose peers may still read what was lent to them.
-    lingering: Vec<Lingering>,
+    lingering: Vec<Lingering<D>>,
     /// To be dropped after the lock.
-    dropped: Vec<Dropped>,
+    dropped: Vec<Dropped<D>>,
     /// When the endpoint's thread took the last message by regions. What threads of the program
     /// take does not count: they look themselves.
     last_message: Nanos,
@@ -107,18 +110,33 @@ pub(crate) struct Core {
 
 /// What is over, and whose drop may take a while.
 #[expect(dead_code, reason = "kept until it is dropped")]
-pub(crate) enum Dropped {
-    Regions(Box<SharedRegions>),
+pub(crate) enum Dropped<D: MappingDevice = ShmDevice> {
+    Regions(Box<SharedRegions<D>>),
     Device(Box<GetDevice>),
 }
 
-struct Lingering {
+struct Lingering<D: MappingDevice> {
     id: LinkId,
-    shared: Box<SharedRegions>,
+    shared: Box<SharedRegions<D>>,
 }
 
 impl Core {
     pub(crate) fn new(
+        incarnation: u64,
+        options: &EndpointOptions,
+        address: IpAddr,
+        memory: Arc<LendableMemory>,
+        descriptors: [OwnedFd; 2],
+    ) -> Self {
+        let pairs = Box::new(PairedDevices::new(PLACES, SETUP_LIMIT));
+        Self::over(pairs, incarnation, options, address, memory, descriptors)
+    }
+}
+
+impl<D: MappingDevice> Core<D> {
+    /// The state of an endpoint whose links have pairs of these devices.
+    fn over(
+        pairs: Box<dyn Pairs<D>>,
         incarnation: u64,
         options: &EndpointOptions,
         address: IpAddr,
@@ -132,7 +150,7 @@ impl Core {
             may_share: options.may_share_memory(),
             fabrics: options.fabrics(address),
             get_options: GetOptions { secret, address, verbs },
-            paired_devices: PairedDevices::new(PLACES, SETUP_LIMIT),
+            paired_devices: pairs,
             devices: BTreeMap::new(),
             armed_until: None,
             memory,
@@ -315,7 +333,7 @@ impl Core {
         let mut link = Link::new(id, peer, connection, side);
         match fabric {
             Ok(Fabric::Shm) => {
-                link.offer_regions(now, self.limits.calls.slots, &mut self.paired_devices);
+                link.offer_regions(now, self.limits.calls.slots, &mut *self.paired_devices);
             }
             Ok(fabric) => self.offer_gets(now, number, &mut link, fabric),
             Err(reason) => link.go_inline(&reason),
@@ -332,7 +350,7 @@ impl Core {
         }
     }
 
-    fn add(&mut self, now: Nanos, number: u64, link: Link) {
+    fn add(&mut self, now: Nanos, number: u64, link: Link<D>) {
         let data = epoll::EventData::new_u64(number);
         let added = epoll::add(&self.epoll, &link.connection, data, link.watched);
         self.numbers.insert(link.id, number);
@@ -462,7 +480,7 @@ impl Core {
         // Links may end meanwhile.
         while let Some((&number, link)) = self.links.range(next..).next() {
             next = number + 1;
-            let has_news = |shared: &SharedRegions| shared.receives && shared.regions.has_news();
+            let has_news = |shared: &SharedRegions<D>| shared.receives && shared.regions.has_news();
             if link.regions.as_deref().is_some_and(has_news) && self.pump_regions(now, number) {
                 self.last_message = now;
             }
@@ -561,7 +579,7 @@ impl Core {
     }
 
     /// Devices to be dropped after the lock.
-    pub(crate) fn take_dropped(&mut self) -> Vec<Dropped> {
+    pub(crate) fn take_dropped(&mut self) -> Vec<Dropped<D>> {
         std::mem::take(&mut self.dropped)
     }
 
@@ -590,7 +608,7 @@ impl Core {
                     now,
                     frame,
                     self.may_share.clone(),
-                    &mut self.paired_devices,
+                    &mut *self.paired_devices,
                     &self.memory,
                 )?;
                 self.dropped.extend(dropped.map(Dropped::Regions));
@@ -915,7 +933,7 @@ impl Core {
 
 /// The receiver's end of a link accepts no more: what has come is declined, and the sender learns
 /// which leases are still held. All others are for other receivers.
-fn close_regions(now: Nanos, side: &mut ReceiverSide, regions: &mut Regions) {
+fn close_regions<D: MappingDevice>(now: Nanos, side: &mut ReceiverSide, regions: &mut Regions<D>) {
     while let Ok(Some(message)) = regions.next_message() {
         // A peer that sends nonsense is not listened to any more.
         let Ok(message) = Message::decode(&message) else { break };

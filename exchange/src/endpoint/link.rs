@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use pleach_transport::shm::ShmDevice;
 use pleach_transport::{Nanos, Rank, RegionKey, RemoteSlice};
 use rustix::event::epoll;
 
@@ -18,7 +19,7 @@ use super::connection::Connection;
 use super::error::ReceiveTensorError;
 use super::frame::FrameKind;
 use super::memory::LendableMemory;
-use super::pair::PairedDevices;
+use super::pair::{MappingDevice, Pairs};
 use super::regions::{Regions, RegionsError, SetupFrame, StatusPage};
 use super::returns::Returns;
 use super::shared::LinkHold;
@@ -120,7 +121,7 @@ impl WaitingReceive {
 }
 
 /// See the module.
-pub(crate) struct Link {
+pub(crate) struct Link<D: MappingDevice = ShmDevice> {
     pub(crate) id: LinkId,
     /// The peer, for people.
     pub(crate) peer: Arc<str>,
@@ -128,7 +129,7 @@ pub(crate) struct Link {
     /// What of the socket wakes the thread.
     pub(crate) watched: epoll::EventFlags,
     pub(crate) side: LinkSide,
-    pub(crate) regions: Option<Box<SharedRegions>>,
+    pub(crate) regions: Option<Box<SharedRegions<D>>>,
     /// The pair of devices by which tensors are got.
     pub(crate) pair: Option<LinkPair>,
 }
@@ -172,8 +173,8 @@ pub(crate) struct GetRequest {
 }
 
 /// Regions, and which directions use them.
-pub(crate) struct SharedRegions {
-    pub(crate) regions: Regions,
+pub(crate) struct SharedRegions<D: MappingDevice = ShmDevice> {
+    pub(crate) regions: Regions<D>,
     /// This end's messages go by them.
     pub(crate) sends: bool,
     /// The peer's messages come by them.
@@ -240,7 +241,7 @@ impl ReceiverSide {
     }
 }
 
-impl Link {
+impl<D: MappingDevice> Link<D> {
     pub(crate) fn new(id: LinkId, peer: &str, connection: Connection, side: LinkSide) -> Self {
         let watched = epoll::EventFlags::IN;
         Self { id, peer: peer.into(), connection, watched, side, regions: None, pair: None }
@@ -277,9 +278,9 @@ impl Link {
     }
 
     /// The receiver's end begins to set up regions that are mapped.
-    pub(crate) fn offer_regions(&mut self, now: Nanos, slots: u32, devices: &mut PairedDevices) {
+    pub(crate) fn offer_regions(&mut self, now: Nanos, slots: u32, devices: &mut dyn Pairs<D>) {
         let opened = StatusPage::new(slots).map_err(RegionsError::from).and_then(|page| {
-            let regions = Regions::open(now, devices.pair()?, page.clone(), None)?;
+            let regions = Regions::open(now, devices.pair(None)?, page.clone(), None)?;
             Ok((page, regions))
         });
         match opened.map_err(|error| error.to_string()) {
@@ -319,7 +320,7 @@ impl Link {
 
     /// Gives up regions that are not shared yet. They are to be dropped. An error: messages may be
     /// in them, and the link has to end.
-    fn give_up(&mut self, reason: &str) -> Result<Option<Box<SharedRegions>>, String> {
+    fn give_up(&mut self, reason: &str) -> Result<Option<Box<SharedRegions<D>>>, String> {
         let Some(shared) = self.regions.take() else { return Ok(None) };
         if shared.sends || shared.receives {
             self.regions = Some(shared);
@@ -335,16 +336,16 @@ impl Link {
         now: Nanos,
         frame: SetupFrame,
         may_share: Result<(), Arc<str>>,
-        devices: &mut PairedDevices,
+        devices: &mut dyn Pairs<D>,
         memory: &Arc<LendableMemory>,
-    ) -> Result<Option<Box<SharedRegions>>, String> {
+    ) -> Result<Option<Box<SharedRegions<D>>>, String> {
         let is_sender = matches!(self.side, LinkSide::Sender);
         match (frame, &mut self.regions) {
             (SetupFrame::Offer(theirs), None) if is_sender => {
                 let opened = may_share.map_err(|reason| reason.to_string()).and_then(|()| {
                     let arena = memory.arena().map_err(|error| error.to_string())?;
                     let page = StatusPage::new(0).map_err(|error| error.to_string())?;
-                    let pair = devices.pair().map_err(|error| error.to_string())?;
+                    let pair = devices.pair(Some(&theirs.address)).map_err(|error| error.to_string())?;
                     let regions = Regions::open(now, pair, page, Some(arena));
                     let mut regions = regions.map_err(|error| error.to_string())?;
                     regions.accept(false, theirs).map_err(|error| error.to_string())?;
@@ -381,14 +382,14 @@ impl Link {
         }
     }
 
-    fn refuse(&mut self, reason: &str) -> Result<Option<Box<SharedRegions>>, String> {
+    fn refuse(&mut self, reason: &str) -> Result<Option<Box<SharedRegions<D>>>, String> {
         let given_up = self.give_up(reason)?;
         self.send_setup(&SetupFrame::Refused(reason.to_owned()));
         Ok(given_up)
     }
 
     /// Goes on with setting up. Returns regions that are to be dropped.
-    pub(crate) fn advance_setup(&mut self, now: Nanos) -> Result<Option<Box<SharedRegions>>, String> {
+    pub(crate) fn advance_setup(&mut self, now: Nanos) -> Result<Option<Box<SharedRegions<D>>>, String> {
         let Some(shared) = &mut self.regions else { return Ok(None) };
         if shared.sends {
             return Ok(None);

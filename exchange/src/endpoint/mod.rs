@@ -37,6 +37,8 @@ mod returns;
 #[cfg(feature = "grpc")]
 pub(crate) mod rpcs;
 mod shared;
+#[cfg(test)]
+mod simulated;
 mod slot;
 mod tensor;
 mod thread;

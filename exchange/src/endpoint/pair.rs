@@ -79,11 +79,17 @@ pub(crate) fn config_of(
 }
 
 /// A device with its pairs.
-struct PairedDevice<D> {
+pub(crate) struct PairedDevice<D> {
     device: D,
     /// The events of each pair that it has not taken.
     events: BTreeMap<Rank, Vec<Event>>,
     polled: Vec<Event>,
+}
+
+/// Where the links of an endpoint get their pairs.
+pub(crate) trait Pairs<D: MappingDevice>: Send {
+    /// A pair for a new link. `dialer`: where the other end's device is, if that end dials.
+    fn pair(&mut self, dialer: Option<&Address>) -> Result<DevicePair<D>, OpenError>;
 }
 
 /// The devices of an endpoint: the one in which the next link gets a pair.
@@ -98,9 +104,11 @@ impl PairedDevices {
     pub(crate) fn new(signal_slots: usize, connect_timeout: Duration) -> Self {
         Self { signal_slots, connect_timeout, current: None }
     }
+}
 
-    /// A pair for a new link; the device is made if there is none.
-    pub(crate) fn pair(&mut self) -> Result<DevicePair, OpenError> {
+impl Pairs<ShmDevice> for PairedDevices {
+    /// The device is made if there is none.
+    fn pair(&mut self, _dialer: Option<&Address>) -> Result<DevicePair, OpenError> {
         let (device, rank) = match self.current.take() {
             Some(current) => current,
             None => {
@@ -161,6 +169,12 @@ impl<D: MappingDevice> DevicePair<D> {
     #[cfg(test)]
     pub(crate) fn only(device: D, rank: Rank) -> Self {
         Self::new(PairedDevice::new(device), rank)
+    }
+
+    /// What keeps the device beyond the pair, as the other links of an endpoint do.
+    #[cfg(test)]
+    pub(crate) fn device(&self) -> Arc<Mutex<PairedDevice<D>>> {
+        self.device.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, PairedDevice<D>> {

@@ -129,12 +129,22 @@ pub struct LeaseHolder {
     /// By slot: the last lease that was accepted or recalled.
     last: Vec<u64>,
     counters: Arc<dyn ReturnCounters>,
+    /// A violation that simulations must find.
+    #[cfg(test)]
+    pub(crate) accepts_stale: bool,
 }
 
 impl LeaseHolder {
     /// The holder's end of a link with this many slots, at most [`SLOTS_MAX`].
     pub fn new(link: LinkId, slots: u32, counters: Arc<dyn ReturnCounters>) -> Self {
-        Self { link, regions: BTreeMap::new(), last: vec![0; slots.min(SLOTS_MAX) as usize], counters }
+        Self {
+            link,
+            regions: BTreeMap::new(),
+            last: vec![0; slots.min(SLOTS_MAX) as usize],
+            counters,
+            #[cfg(test)]
+            accepts_stale: false,
+        }
     }
 
     /// The owner has announced a region, which is mapped here or can be read over the fabric.
@@ -191,6 +201,11 @@ impl LeaseHolder {
     fn take(&mut self, reference: Reference) -> Result<Lease, ReferenceError> {
         let (link, lease) = (self.link, reference.lease);
         let last = self.last(lease)?;
+        #[cfg(test)]
+        if self.accepts_stale && last >= lease.generation {
+            let inner = LeaseInner { reference, is_untouched: false, counters: self.counters.clone() };
+            return Ok(Lease { inner: Arc::new(inner) });
+        }
         if last >= lease.generation {
             let LeaseNumber { slot, generation } = lease;
             return Err(ReferenceError::Stale { link, slot, generation, last });

@@ -15,13 +15,14 @@ use rustix::net::getsockname;
 use super::{Core, Dropped, Link, LinkSide};
 use crate::endpoint::gets::{Get, GetDevice, GetEvent, LeaseName, SETUP_LIMIT};
 use crate::endpoint::link::{Arrived, GetRequest, LinkPair, PairState};
+use crate::endpoint::pair::MappingDevice;
 use crate::endpoint::regions::SetupFrame;
 use crate::endpoint::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorWay};
 use crate::gathered::RegisteredPart;
 use crate::message::Message;
 use crate::reference::Reference;
 
-impl Core {
+impl<D: MappingDevice> Core<D> {
     /// A device by which a link can have gets; it is opened if there is none.
     pub(crate) fn device_of(&mut self, fabric: Fabric) -> Result<u64, String> {
         if let Some((number, _)) = self.devices.iter().find(|(_, device)| device.has_rank(fabric)) {
@@ -52,7 +53,7 @@ impl Core {
     }
 
     /// The receiver's end of a new link begins to set up gets.
-    pub(crate) fn offer_gets(&mut self, now: Nanos, number: u64, link: &mut Link, fabric: Fabric) {
+    pub(crate) fn offer_gets(&mut self, now: Nanos, number: u64, link: &mut Link<D>, fabric: Fabric) {
         match self.new_pair(now, number, fabric) {
             Ok(pair) => {
                 link.send_setup(&SetupFrame::OfferGets(fabric));
@@ -343,7 +344,7 @@ impl Core {
 
     /// The pair of a link that has ended. `is_lent`: what was lent is back when the fence holds.
     /// True: it is severed then, and not yet.
-    pub(crate) fn end_pair(&mut self, number: u64, link: &mut Link, cause: &str) -> bool {
+    pub(crate) fn end_pair(&mut self, number: u64, link: &mut Link<D>, cause: &str) -> bool {
         let Some(pair) = link.pair.take() else { return false };
         let Some(device) = self.devices.get_mut(&pair.device) else { return false };
         for (_, receive) in device.receives().filter(|(link, _)| *link == number) {

@@ -13,6 +13,7 @@ use pleach_vocabulary::DataType;
 use super::{Core, LinkSide, place};
 use crate::endpoint::link::{GetRequest, ReceiveSlot, WaitingReceive};
 use crate::endpoint::metrics::InlineReason;
+use crate::endpoint::pair::MappingDevice;
 use crate::endpoint::rpcs::FieldError;
 use crate::endpoint::shared::OverRpc;
 use crate::endpoint::slot::Slot;
@@ -30,7 +31,7 @@ pub(crate) enum Accepted {
     Coming { link: u64, slot: ReceiveSlot },
 }
 
-impl Core {
+impl<D: MappingDevice> Core<D> {
     /// An RPC begins whose messages to the other end of this link may hold references, or why they
     /// may not.
     pub(crate) fn begin_rpc(&mut self, link: LinkId, rpc: u64) -> Result<(), InlineReason> {

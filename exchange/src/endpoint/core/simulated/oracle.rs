@@ -1,0 +1,285 @@
+//! What must hold, from outside: it knows what was sent and what was read, and nothing of the code.
+//!
+//! The elements of a tensor say which tensor it is and where they are in it. So a read tells a
+//! tensor that is torn, another one's, or overwritten from the right one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use pleach_transport::Nanos;
+
+use super::Asked;
+use crate::calls::CallError;
+use crate::endpoint::error::{ReceiveTensorError, SendTensorError};
+use crate::message::FailureKind;
+use crate::reference::LeaseNumber;
+
+/// A tensor, by its place among all that were sent.
+pub(super) type TensorNumber = usize;
+
+/// In the place of a key: a field of a message, of which a receiver may see nothing.
+#[cfg(feature = "grpc")]
+pub(super) const FIELD: usize = usize::MAX;
+
+/// What does not hold.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is shown")]
+pub(super) enum Flaw {
+    /// Elements are not those of the tensor.
+    Torn,
+    /// A tensor of another key or program.
+    Other,
+    /// A tensor that was sent before the end of its step, or by a program that the call did not
+    /// name.
+    Stale,
+    /// A tensor has two receivers, or one and is back with its sender.
+    Twice,
+    /// Memory that is read was given to another tensor.
+    Reused,
+    /// A reference that is no good was accepted.
+    Accepted(LeaseNumber),
+    /// A reference that was refused has changed something.
+    Changed,
+    /// It waits beyond its deadline, or its link.
+    Late(&'static str),
+    /// It failed, and nothing had happened for which it might.
+    Unexpected(String),
+    /// Nobody has it.
+    Lost(TensorNumber),
+    /// Something is kept that nobody uses.
+    Left(String),
+}
+
+#[derive(Debug)]
+struct Sent {
+    program: usize,
+    key: usize,
+    /// Where it lies in its program's arena.
+    range: Range<u64>,
+    /// Its step has ended since.
+    ended: Option<Nanos>,
+    has_failed: bool,
+    is_received: bool,
+    /// Programs that read it where it lies.
+    readers: Vec<usize>,
+}
+
+/// A call that had no tensor.
+#[derive(Clone, Copy, Debug)]
+struct Unanswered {
+    receiver: usize,
+    program: usize,
+    key: usize,
+    wire: usize,
+    is_mapped: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    sent: Vec<Sent>,
+    is_alive: Vec<bool>,
+    unanswered: Vec<Unanswered>,
+    in_place: usize,
+    timeouts: usize,
+    lost_calls: usize,
+}
+
+/// Element `at` of a tensor.
+fn element(tensor: TensorNumber, at: usize) -> u64 {
+    (tensor as u64 + 1) << 20 | at as u64
+}
+
+/// Writes the elements of a tensor.
+pub(super) fn fill(tensor: TensorNumber, bytes: &mut [u8]) {
+    for (at, word) in bytes.as_chunks_mut().0.iter_mut().enumerate() {
+        *word = element(tensor, at).to_le_bytes();
+    }
+}
+
+/// Whether these are the elements of a tensor.
+pub(super) fn check(tensor: TensorNumber, bytes: &[u8]) -> Result<(), Flaw> {
+    let (words, rest) = bytes.as_chunks();
+    let mut words = words.iter().enumerate();
+    let is_right =
+        rest.is_empty() && words.all(|(at, word)| u64::from_le_bytes(*word) == element(tensor, at));
+    if is_right { Ok(()) } else { Err(Flaw::Torn) }
+}
+
+impl Oracle {
+    pub(super) fn started(&mut self, program: usize) {
+        assert_eq!(self.is_alive.len(), program, "programs start in their order");
+        self.is_alive.push(true);
+    }
+
+    pub(super) fn killed(&mut self, program: usize) {
+        self.is_alive[program] = false;
+        self.sent.iter_mut().for_each(|sent| sent.readers.retain(|reader| *reader != program));
+    }
+
+    /// A program is about to send a tensor for which it was given this memory.
+    pub(super) fn sent(&mut self, program: usize, key: usize, range: Range<u64>) -> TensorNumber {
+        self.sent.push(Sent {
+            program,
+            key,
+            range,
+            ended: None,
+            has_failed: false,
+            is_received: false,
+            readers: Vec::new(),
+        });
+        self.sent.len() - 1
+    }
+
+    /// No tensor that is read lies in this memory of a program.
+    pub(super) fn allocated(&self, program: usize, range: &Range<u64>) -> Result<(), Flaw> {
+        let overlaps = |sent: &Sent| {
+            let Range { start, end } = sent.range;
+            sent.program == program && !sent.readers.is_empty() && start < range.end && range.start < end
+        };
+        if self.sent.iter().any(overlaps) { Err(Flaw::Reused) } else { Ok(()) }
+    }
+
+    pub(super) fn send_ended(
+        &mut self,
+        tensor: TensorNumber,
+        result: Result<(), SendTensorError>,
+        now: Nanos,
+        deadline: Nanos,
+    ) -> Result<(), Flaw> {
+        let sent = &mut self.sent[tensor];
+        let Err(error) = result else { return Ok(()) };
+        sent.has_failed = true;
+        if sent.is_received {
+            return Err(Flaw::Twice);
+        }
+        match error.kind() {
+            FailureKind::Timeout if now >= deadline => Ok(()),
+            FailureKind::Exhausted => Ok(()),
+            // Later requests of a step that was aborted fail too.
+            FailureKind::Aborted => Ok(()),
+            _ => Err(Flaw::Unexpected(error.to_string())),
+        }
+    }
+
+    /// A program has received these bytes for a key of another one that it asked since then.
+    pub(super) fn received(
+        &mut self,
+        receiver: usize,
+        (program, key): (usize, usize),
+        since: Nanos,
+        bytes: &[u8],
+    ) -> Result<TensorNumber, Flaw> {
+        let first = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+        let number = ((first >> 20) as usize).checked_sub(1).filter(|number| *number < self.sent.len());
+        let number = number.ok_or(Flaw::Torn)?;
+        check(number, bytes)?;
+        let sent = &mut self.sent[number];
+        if (sent.program, sent.key) != (program, key) {
+            return Err(Flaw::Other);
+        }
+        if sent.ended.is_some_and(|ended| ended < since) {
+            return Err(Flaw::Stale);
+        }
+        if std::mem::replace(&mut sent.is_received, true) || sent.has_failed {
+            return Err(Flaw::Twice);
+        }
+        debug_assert!(self.is_alive[receiver], "who has ended receives nothing");
+        Ok(number)
+    }
+
+    pub(super) fn begin_reading(&mut self, tensor: TensorNumber, reader: usize) {
+        self.in_place += 1;
+        self.sent[tensor].readers.push(reader);
+    }
+
+    pub(super) fn end_reading(&mut self, tensor: TensorNumber, reader: usize) {
+        self.sent[tensor].readers.retain(|other| *other != reader);
+    }
+
+    /// A step of a program has ended: what was sent in it is for nobody who asks later.
+    pub(super) fn step_ended(&mut self, program: usize, step: u64, now: Nanos) {
+        for sent in &mut self.sent {
+            if sent.program == program && sent.key < super::KEYS && sent.key as u64 % 2 == step {
+                sent.ended.get_or_insert(now);
+            }
+        }
+    }
+
+    pub(super) fn call_failed(
+        &mut self,
+        error: &ReceiveTensorError,
+        now: Nanos,
+        deadline: Nanos,
+        wire_has_ended: bool,
+    ) -> Result<(), Flaw> {
+        let is_expected = match error {
+            ReceiveTensorError::Call(CallError::Lost { .. }) => {
+                self.lost_calls += 1;
+                wire_has_ended
+            }
+            error => match error.kind() {
+                FailureKind::Timeout => {
+                    self.timeouts += 1;
+                    now >= deadline
+                }
+                // Limits are small, and steps end.
+                FailureKind::Exhausted | FailureKind::Aborted => true,
+                FailureKind::NotFound | FailureKind::Unavailable => false,
+            },
+        };
+        if is_expected { Ok(()) } else { Err(Flaw::Unexpected(error.to_string())) }
+    }
+
+    /// A call that has ended without a tensor.
+    pub(super) fn unanswered(&mut self, receiver: usize, asked: &Asked) {
+        let Asked { program, key, wire, is_mapped, .. } = *asked;
+        self.unanswered.push(Unanswered { receiver, program, key, wire, is_mapped });
+    }
+
+    /// Each tensor that was sent to the end of its step has a receiver, or is back, or was on its
+    /// way to a receiver of which nobody knows whether it has read it: one that was killed, or one
+    /// whose bytes came over a connection that has ended.
+    pub(super) fn finish(&self, is_harmless: bool, ended_early: impl Fn(usize) -> bool) -> Result<(), Flaw> {
+        let mut doubtful: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for call in &self.unanswered {
+            let Unanswered { receiver, program, key, wire, is_mapped } = *call;
+            let is_doubtful = !self.is_alive[receiver] || (!is_mapped && ended_early(wire));
+            if is_doubtful && !is_harmless {
+                *doubtful.entry((program, key)).or_default() += 1;
+            }
+        }
+        for (number, sent) in self.sent.iter().enumerate() {
+            let is_known = sent.is_received || sent.has_failed || sent.ended.is_some();
+            #[cfg(feature = "grpc")]
+            let is_known = is_known || sent.key == FIELD;
+            if is_known || !self.is_alive[sent.program] {
+                continue;
+            }
+            match doubtful.get_mut(&(sent.program, sent.key)) {
+                Some(calls) if *calls > 0 => *calls -= 1,
+                _ => return Err(Flaw::Lost(number)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What was seen in another run is seen too.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.in_place += other.in_place;
+        self.timeouts += other.timeouts;
+        self.lost_calls += other.lost_calls;
+    }
+
+    pub(super) fn read_in_place(&self) -> usize {
+        self.in_place
+    }
+
+    pub(super) fn timeouts(&self) -> usize {
+        self.timeouts
+    }
+
+    pub(super) fn lost_calls(&self) -> usize {
+        self.lost_calls
+    }
+}
