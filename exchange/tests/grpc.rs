@@ -1,5 +1,6 @@
 //! Services of tonic whose fields go by reference; over RDMA where there is a device.
 
+mod raw;
 mod stopping;
 mod tensors;
 
@@ -8,13 +9,14 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::Bytes;
 use pleach_exchange::endpoint::{ExchangeCounts, InlineReason};
 use pleach_exchange::gathered::{self, Field, RegisteredPart};
 use pleach_exchange::grpc::{self, Channel, ConnectError, Layer};
 use pleach_exchange::reference::{LeaseNumber, LinkId};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Reference};
 use pleach_transport::{RegionKey, RemoteSlice, Secret, clock};
+use raw::Raw;
 use rustix::process::Signal;
 use stopping::{PAUSE, signal};
 use tokio::sync::oneshot;
@@ -33,6 +35,9 @@ use tensors::{Ask, Serve, Tensor, TensorsClient, TensorsServer};
 
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
+
+/// Calls to a server that was killed fail within this time.
+const SOON: Duration = Duration::from_secs(1);
 
 /// Clients at a time that are killed.
 const CLIENTS: u64 = 64;
@@ -506,49 +511,6 @@ async fn what_was_lent_to_a_server_that_does_not_read_the_request_comes_back() {
     }
 }
 
-/// Writes bytes as they are.
-#[derive(Default)]
-struct Raw;
-
-impl tonic::codec::Codec for Raw {
-    type Encode = Vec<u8>;
-    type Decode = ();
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl tonic::codec::Encoder for Raw {
-    type Item = Vec<u8>;
-    type Error = tonic::Status;
-
-    fn encode(
-        &mut self,
-        item: Vec<u8>,
-        target: &mut tonic::codec::EncodeBuf<'_>,
-    ) -> Result<(), tonic::Status> {
-        target.put_slice(&item);
-        Ok(())
-    }
-}
-
-impl tonic::codec::Decoder for Raw {
-    type Item = ();
-    type Error = tonic::Status;
-
-    fn decode(&mut self, source: &mut tonic::codec::DecodeBuf<'_>) -> Result<Option<()>, tonic::Status> {
-        source.advance(source.remaining());
-        Ok(Some(()))
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_reference_fails_its_call_and_no_other() {
     let Pair { sender, data, mut client, server, .. } = pair(ExchangeFabric::Shm).await;
@@ -735,7 +697,7 @@ async fn server_of_a_child() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_server_is_waited_for_and_a_stopped_one_until_the_deadline() {
+async fn a_slow_server_is_waited_for_a_stopped_one_until_the_deadline_and_a_killed_one_not() {
     let (mut program, address) = child("server_of_a_child", "");
     let receiver = open(ExchangeFabric::Auto);
     let (mut client, channel) = client(&receiver, address.parse().expect("an address")).await;
@@ -760,7 +722,18 @@ async fn a_slow_server_is_waited_for_and_a_stopped_one_until_the_deadline() {
     assert_eq!(total, sum);
     assert_eq!(client.get(ask(100_000)).await.expect("is served").into_inner().data, held);
     wait_for_returns(&receiver).await;
+    // One that is killed is not waited for.
+    signal(&program, Signal::STOP);
+    let mut last = client.clone();
+    let waiting = tokio::spawn(async move { last.get(ask(100_000)).await });
+    tokio::time::sleep(PAUSE).await;
+    let since = clock::now();
     program.kill().expect("it runs");
+    let lost = waiting.await.expect("does not panic").expect_err("is killed");
+    let waited = clock::now().since(since);
+    assert!(waited < SOON && tensors::sum(&tensor(held)) == sum, "{waited:?}: what was received stays");
+    let names_call = lost.message().contains("/pleach.example.Tensors/Get");
+    assert!(lost.code() == Code::Unavailable && names_call, "{lost}");
     program.wait().expect("it was killed");
 }
 

@@ -30,6 +30,9 @@ use tonic::{Code, Status};
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
+/// Calls to a peer that was killed fail within this time.
+const SOON: Duration = Duration::from_secs(1);
+
 /// Of the task of Rust: `task.py` has the same.
 const INCARNATION: u64 = 7;
 
@@ -395,7 +398,8 @@ async fn a_slow_task_is_waited_for_a_stopped_one_until_the_deadline_and_a_killed
     child.kill().expect("it runs");
     child.wait().expect("it was killed");
     let lost = waiting.await.expect("does not panic").expect_err("was killed");
-    assert!(clock::now().since(killed) < LONG / 6, "it is not waited for");
+    let waited = clock::now().since(killed);
+    assert!(waited < SOON, "{waited:?}");
     assert_eq!(lost.code(), Code::Unavailable, "{lost}");
     let again = client.receive(5, &key, LONG).await.expect_err("is gone");
     assert_eq!(again.code(), Code::Unavailable, "{again}");

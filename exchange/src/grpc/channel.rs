@@ -13,7 +13,7 @@ use tonic::body::Body;
 use tonic::codegen::http::header::HeaderValue;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::http::{Request, Response};
-use tonic::transport;
+use tonic::{Code, Status, transport};
 use tower_service::Service;
 
 use super::body::{AcceptingBody, LendingBody, RpcEnd};
@@ -205,8 +205,8 @@ impl Channel {
         // The server may take as long at its own end, and this one waits for no more.
         request.set_timeout(2 * introduction::LIMIT);
         let answer = client.unary(request, PathAndQuery::from_static(PATH), codec).await;
-        answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
-            tonic::Code::Unimplemented => "the server has no pleach".to_owned(),
+        answer.map(|answer| answer.into_inner().checked()).map_err(|status| match status.code() {
+            Code::Unimplemented => "the server has no pleach".to_owned(),
             _ => status.to_string(),
         })
     }
@@ -230,21 +230,35 @@ impl Channel {
     }
 }
 
+/// The status of a call that was not answered. For tonic the end of a connection is unknown, and
+/// its text does not say what happened.
+fn unanswered(call: &str, error: transport::Error) -> Status {
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let text = format!("{call} has no answer, since the server is lost: {cause}");
+    let status = Status::from_error(Box::new(error));
+    if status.code() == Code::Unknown { Status::unavailable(text) } else { status }
+}
+
 impl Service<Request<Body>> for Channel {
     type Response = Response<Body>;
-    type Error = transport::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, transport::Error>> + Send>>;
+    /// A call that the server does not answer fails with the status that gRPC has for it.
+    type Error = Status;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), transport::Error>> {
-        self.inner.poll_ready(context)
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        self.inner.poll_ready(context).map_err(|error| unanswered("a call", error))
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let endpoint = self.shared.endpoint.clone();
+        let (endpoint, uri) = (self.shared.endpoint.clone(), request.uri().clone());
         let Some((accepts, lends)) = self.links() else {
             let lender = Lender::new(&endpoint, Err(InlineReason::NoRegions), 0);
             let request = request.map(|body| Body::new(LendingBody::new(body, lender, None)));
-            return Box::pin(self.inner.call(request));
+            let answer = self.inner.call(request);
+            return Box::pin(async move { answer.await.map_err(|error| unanswered(uri.path(), error)) });
         };
         // Relaxed: only that no two numbers are equal counts.
         let rpc = LAST_RPC.fetch_add(1, Ordering::Relaxed) + 1;
@@ -266,7 +280,7 @@ impl Service<Request<Body>> for Channel {
         let end = RpcEnd { endpoint: endpoint.clone(), rpc, lender, recalls: true, misses };
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = answer.await?;
+            let answer = answer.await.map_err(|error| unanswered(uri.path(), error))?;
             Ok(answer.map(|body| Body::new(AcceptingBody::new(body, endpoint, Some(end)))))
         })
     }

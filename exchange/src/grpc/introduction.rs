@@ -29,6 +29,9 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 /// Between two looks whether a link has regions.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Longest reason of another program, in bytes. A longer one is cut.
+const REASON_BYTES_MAX: usize = 1024;
+
 /// The version of this protocol.
 const VERSION: u32 = 1;
 
@@ -57,6 +60,14 @@ impl Introduction {
     pub(crate) fn of(endpoint: &Endpoint) -> Self {
         let (address, incarnation) = (endpoint.address().to_string(), endpoint.incarnation());
         Self { version: VERSION, address, incarnation, link: 0, reason: String::new() }
+    }
+
+    /// What another program says: its reason is one line of at most [`REASON_BYTES_MAX`] bytes,
+    /// since errors and the log show it.
+    pub(crate) fn checked(mut self) -> Self {
+        self.reason.truncate(self.reason.floor_char_boundary(REASON_BYTES_MAX));
+        self.reason = self.reason.replace(char::is_control, " ");
+        self
     }
 }
 
