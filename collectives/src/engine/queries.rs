@@ -31,6 +31,8 @@ pub(super) const QUERY_DOUBLINGS_MAX: u32 = 5;
 const _: () = assert!(QUERY_AFTER.as_nanos() << QUERY_DOUBLINGS_MAX >= QUERY_INTERVAL_MAX.as_nanos());
 /// A peer that has not answered for so long is silent, whatever it said before.
 const SILENT_AFTER: Duration = Duration::from_millis(100);
+/// A run that no rank makes: a query about it asks for nothing but a sign of life.
+const NO_RUN: u64 = u64::MAX;
 
 /// A query that is unanswered.
 #[derive(Clone, Copy)]
@@ -158,6 +160,23 @@ impl Queries {
 }
 
 impl Engine {
+    /// Asks a peer for a sign of life, unless a query to it is unanswered.
+    pub(crate) fn ask_for_life(&mut self, peer: Rank, now: Nanos) {
+        if peer != self.context.rank {
+            self.queries.send(&mut self.context, peer, Stream::Collectives, Record::nothing(NO_RUN), now);
+        }
+    }
+
+    /// Whether a peer that was asked lives; `Err`: that is not known yet, and to be looked at again at
+    /// this time. (A rank that looks too seldom does not know whether an answer has come.)
+    pub(crate) fn lives(&self, peer: Rank, now: Nanos) -> Result<bool, Nanos> {
+        match self.queries.open.get(&peer) {
+            None => Ok(true),
+            Some(_) if self.queries.silent_since(peer, now).is_some() => Ok(false),
+            Some(query) => Err((query.since + SILENT_AFTER).min(now + QUERY_INTERVAL_MAX)),
+        }
+    }
+
     /// Deadlines, departed peers and queries; true when something failed.
     pub(super) fn check_time(&mut self, now: Nanos) -> bool {
         for index in 0..self.admission.unfinished().len() {

@@ -58,6 +58,11 @@ impl Record {
         Self { run, signature, history, descriptor: call.to_words() }
     }
 
+    /// That of no call.
+    pub(super) fn nothing(run: u64) -> Self {
+        Self { run, signature: 0, history: 0, descriptor: [0; DESCRIPTOR_WORDS] }
+    }
+
     pub(super) fn run(&self) -> u64 {
         self.run
     }

@@ -77,6 +77,8 @@ pub(crate) use activation::{Terms, WORDS};
 pub(crate) use contributions::Contributions;
 pub(crate) use exact::{ExactPlans, ExactSums};
 pub(crate) use neutral::neutral;
+#[cfg(test)]
+pub(crate) use opening::drawn;
 #[doc(hidden)]
 pub use opening::{Decision, Opening};
 pub use rank_set::RankSet;

@@ -19,18 +19,32 @@ use super::activation::{Activation, Grace, Opener};
 use super::readiness::Readiness;
 
 /// What rank 0 does about the next round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It waits, and looks again at this time at the latest.
     Wait(Option<Nanos>),
     Open,
     /// It opens the last round: all ranks have finished.
     OpenLast,
-    /// The round has waited for this rank for too long.
+    /// The round has waited for these ranks for too long.
     TimedOut {
-        rank: Rank,
+        missing: RankSet,
         waited: Duration,
     },
+}
+
+/// Whom a round waits for.
+#[derive(Clone, Copy)]
+enum Missing {
+    Nobody,
+    /// Ranks that were left out too often, as far as they are silent.
+    LeftOut,
+    /// Ranks that are silent.
+    Silent,
+    /// Ranks that had nothing to give in an earlier round.
+    Absent,
+    /// The rank that was drawn, or that stands in for it.
+    Drawn(Rank),
 }
 
 /// A learned deadline is that of so many rounds.
@@ -148,34 +162,31 @@ impl Opening {
         let Some(awaited_since) = self.awaited_since else { return Decision::Wait(None) };
         let missing = self.missing(round, ready, silent, &of);
         let opens_at = match (missing, self.grace_time()) {
-            (None, Some(grace)) => Some(*self.opener_at.get_or_insert(now) + grace),
+            (Missing::Nobody, Some(grace)) => Some(*self.opener_at.get_or_insert(now) + grace),
             _ => None,
         };
         let gives_up_at = awaited_since + self.timeout;
-        match (missing, opens_at) {
-            (_, Some(at)) if now >= at => Decision::Open,
-            (Some(rank), _) if now >= gives_up_at => {
-                Decision::TimedOut { rank, waited: now.since(awaited_since) }
+        match opens_at {
+            Some(at) if now >= at => Decision::Open,
+            None if now >= gives_up_at => {
+                let missing = (0..self.ranks).filter(|rank| self.is_missing(missing, *rank, of(*rank)));
+                Decision::TimedOut { missing: missing.collect(), waited: now.since(awaited_since) }
             }
             _ => Decision::Wait(Some(opens_at.unwrap_or(gives_up_at))),
         }
     }
 
-    /// A rank that the round waits for, if it waits for any.
-    fn missing(&self, round: u64, ready: u32, silent: u32, of: &impl Fn(Rank) -> Readiness) -> Option<Rank> {
-        let is_silent = |rank: &Rank| of(*rank) == Readiness::Silent;
-        let stale = (0..self.ranks)
-            .filter(|rank| self.left_out[*rank as usize] >= self.activation.rounds_left_out_max())
-            .find(is_silent);
-        if stale.is_some() {
-            return stale;
+    /// Whom the round waits for.
+    fn missing(&self, round: u64, ready: u32, silent: u32, of: &impl Fn(Rank) -> Readiness) -> Missing {
+        if (0..self.ranks).any(|rank| self.is_missing(Missing::LeftOut, rank, of(rank))) {
+            return Missing::LeftOut;
         }
         if ready == 0 {
             // Any rank that may still give something.
-            return (0..self.ranks).find(|rank| matches!(of(*rank), Readiness::Silent | Readiness::Absent));
+            return if silent > 0 { Missing::Silent } else { Missing::Absent };
         }
         if self.grace_time().is_none() {
-            return (0..self.ranks).find(is_silent);
+            return Missing::Silent;
         }
         let waits = match self.activation.opener() {
             Opener::Quorum(quorum) => ready < quorum,
@@ -186,15 +197,30 @@ impl Opening {
                 let opener = (0..self.ranks)
                     .map(|step| (drawn + step) % self.ranks)
                     .find(|rank| matches!(of(*rank), Readiness::Silent | Readiness::Ready));
-                return opener.filter(is_silent);
+                let missing = opener.filter(|opener| of(*opener) == Readiness::Silent);
+                return missing.map_or(Missing::Nobody, Missing::Drawn);
             }
         };
-        if waits { (0..self.ranks).find(is_silent) } else { None }
+        if waits { Missing::Silent } else { Missing::Nobody }
+    }
+
+    /// Whether a rank that has said this is one of those.
+    fn is_missing(&self, missing: Missing, rank: Rank, said: Readiness) -> bool {
+        match missing {
+            Missing::Nobody => false,
+            Missing::LeftOut => {
+                said == Readiness::Silent
+                    && self.left_out[rank as usize] >= self.activation.rounds_left_out_max()
+            }
+            Missing::Silent => said == Readiness::Silent,
+            Missing::Absent => said == Readiness::Absent,
+            Missing::Drawn(drawn) => rank == drawn,
+        }
     }
 }
 
 /// The rank that opens the round.
-fn drawn(seed: u64, round: u64, ranks: u32) -> Rank {
+pub(crate) fn drawn(seed: u64, round: u64, ranks: u32) -> Rank {
     Random::new(chain(seed, round)).below(ranks.into()) as Rank
 }
 
@@ -241,7 +267,7 @@ mod tests {
             }
             for text in stays {
                 let is_awaited = text.contains(['r', 'a', 'f']);
-                let expected = if is_awaited { waits } else { Decision::Wait(None) };
+                let expected = if is_awaited { waits.clone() } else { Decision::Wait(None) };
                 assert_eq!(decide(activation, text), expected, "{activation}: {text}");
             }
         }
@@ -337,7 +363,7 @@ mod tests {
         let late = Nanos(0) + TIMEOUT;
         assert_eq!(
             opening.decide(2, words("rrs"), late),
-            Decision::TimedOut { rank: 2, waited: TIMEOUT },
+            Decision::TimedOut { missing: [2].into_iter().collect(), waited: TIMEOUT },
             "nobody waits for ever"
         );
         assert_eq!(opening.decide(2, words("rsr"), Nanos(1)), Decision::Open);

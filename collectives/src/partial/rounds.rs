@@ -28,7 +28,8 @@ use super::{Activation, RankSet};
 use crate::engine::{Engine, FaultKind, Plan, StartError};
 use crate::observe::{Observations, PartialReport, RoundCounters};
 
-/// How much longer than rank 0 another rank waits for a round to open: rank 0 knows who is late.
+/// How much longer than rank 0 another rank waits for a round to open: rank 0 knows who is late. As
+/// long as rank 0 shows life, the other rank leaves it to rank 0 to say so, for once more as long.
 const MORE_THAN_RANK_0: Duration = Duration::from_secs(1);
 
 /// What a rank's own contribution became in a round.
@@ -106,11 +107,16 @@ pub(crate) struct Rounds {
     is_over: bool,
     /// When something happened last while the caller waits.
     waits_since: Option<Nanos>,
+    /// The end of the time for which a rank was waited for, where ranks were asked for a sign of
+    /// life then.
+    asked_at_end: Option<Nanos>,
     /// When to look again.
     wakeup: Option<Nanos>,
     counters: RoundCounters,
     /// Of the group that the rounds are for, which counts them as well.
     observations: Option<Arc<Observations>>,
+    /// By rank: the name of its host, where these are known.
+    hosts: Vec<String>,
     /// What was bound since checkers have looked, where there are any.
     pub(crate) trail: Option<Vec<Bound>>,
     /// What is to be done wrong.
@@ -182,9 +188,11 @@ impl Rounds {
             has_stopped: false,
             is_over: false,
             waits_since: None,
+            asked_at_end: None,
             wakeup: None,
             counters: RoundCounters::new(ranks),
             observations: None,
+            hosts: Vec::new(),
             trail: None,
             #[cfg(test)]
             mutant: None,
@@ -195,6 +203,12 @@ impl Rounds {
     #[must_use]
     pub(crate) fn observed_by(self, observations: Arc<Observations>) -> Self {
         Self { observations: Some(observations), ..self }
+    }
+
+    /// The same rounds, whose errors say on which of these hosts a rank is.
+    #[must_use]
+    pub(crate) fn on_hosts(self, hosts: Vec<String>) -> Self {
+        Self { hosts, ..self }
     }
 
     /// Has the rounds do something wrong.
@@ -466,7 +480,8 @@ impl Rounds {
             return false;
         }
         let Some(opening) = &mut self.opening else { return false };
-        match opening.decide(round, self.words.of(round, self.all_present), now) {
+        let decision = opening.decide(round, self.words.of(round, self.all_present), now);
+        match decision {
             Decision::Wait(None) => return false,
             Decision::Wait(Some(at)) => {
                 self.wake_by(at);
@@ -474,13 +489,70 @@ impl Rounds {
             }
             Decision::Open => self.words.open_round(round, false),
             Decision::OpenLast => self.words.open_round(round, true),
-            Decision::TimedOut { rank, waited } => {
-                let detail = format!("its contribution to round {round} of a partial all-reduce");
-                engine.give_up_on(FaultKind::TimedOut, rank, detail, waited, now);
+            Decision::TimedOut { missing, waited } => {
+                self.give_up_on_one_of(engine, &missing, round, waited, now);
                 return false;
             }
         }
         true
+    }
+
+    /// Gives up on the first of these ranks that shows no life, or on the first of them, once it is
+    /// known which of them do.
+    fn give_up_on_one_of(
+        &mut self,
+        engine: &mut Engine,
+        missing: &RankSet,
+        round: u64,
+        waited: Duration,
+        now: Nanos,
+    ) {
+        let end = Nanos(now.0.saturating_sub(waited.as_nanos() as u64)) + self.timeout;
+        let Some(silent) = self.first_without_life(engine, missing, end, now) else { return };
+        let Some(rank) = silent.or(missing.iter().next()) else { return };
+        let on = self.on_host(rank);
+        let mut detail = format!("its contribution to round {round} of a partial all-reduce{on}");
+        let others: RankSet = missing.iter().filter(|other| *other != rank).collect();
+        if silent.is_some() {
+            detail += ", and it does not say any more what it is doing";
+        }
+        if !others.is_empty() {
+            detail += &format!(" (missing as well: {others})");
+        }
+        engine.give_up_on(FaultKind::TimedOut, rank, detail, waited, now);
+    }
+
+    /// Where a rank is.
+    fn on_host(&self, rank: Rank) -> String {
+        let host = self.hosts.get(rank as usize).filter(|host| !host.is_empty());
+        host.map_or_else(String::new, |host| format!(" (it is on host {host})"))
+    }
+
+    /// The first of these ranks that shows no life, if any. They are asked once for each `end` of a
+    /// time for which they were waited for. `None`: that is not known yet.
+    fn first_without_life(
+        &mut self,
+        engine: &mut Engine,
+        ranks: &RankSet,
+        end: Nanos,
+        now: Nanos,
+    ) -> Option<Option<Rank>> {
+        if self.asked_at_end.is_none_or(|asked_at| asked_at < end) {
+            self.asked_at_end = Some(end);
+            ranks.iter().for_each(|rank| engine.ask_for_life(rank, now));
+        }
+        let mut silent = None;
+        for rank in ranks.iter() {
+            match engine.lives(rank, now) {
+                Ok(true) => {}
+                Ok(false) => silent = silent.or(Some(rank)),
+                Err(look_at) => {
+                    self.wake_by(look_at);
+                    return None;
+                }
+            }
+        }
+        Some(silent)
     }
 
     /// The time of the active round's runs begins when the round is open. So it does when a rank
@@ -669,19 +741,34 @@ impl Rounds {
             return;
         };
         let since = *self.waits_since.get_or_insert(now);
-        let until = since + self.timeout + MORE_THAN_RANK_0;
+        let (until, waited) = (since + self.timeout + MORE_THAN_RANK_0, now.since(since));
         if now < until {
             self.wake_by(until);
             return;
         }
-        let of = self.words.of(round, self.all_present);
-        // Only rank 0 has heard the others.
-        let heard = if self.rank == 0 { 0..self.ranks } else { 0..0 };
-        let (rank, what) = match heard.into_iter().find(|rank| of(*rank) == Readiness::Silent) {
-            Some(rank) => (rank, "its contribution to"),
-            None => (0, "it opens"),
+        if self.rank == 0 {
+            let silent: RankSet = {
+                let of = self.words.of(round, self.all_present);
+                (0..self.ranks).filter(|rank| of(*rank) == Readiness::Silent).collect()
+            };
+            return self.give_up_on_one_of(engine, &silent, round, waited, now);
+        }
+        // It is asked again from time to time.
+        let times = now.since(until).as_nanos() / MORE_THAN_RANK_0.as_nanos();
+        let asked_at = until + MORE_THAN_RANK_0 * times as u32;
+        let rank_0 = [0].into_iter().collect();
+        let Some(silent) = self.first_without_life(engine, &rank_0, asked_at, now) else { return };
+        let grace = match self.activation.grace_time() {
+            Grace::Fixed(grace) => grace,
+            Grace::Learned { .. } => Duration::ZERO,
         };
-        let detail = format!("{what} round {round} of a partial all-reduce");
-        engine.give_up_on(FaultKind::TimedOut, rank, detail, now.since(since), now);
+        let at_last = until + self.timeout + MORE_THAN_RANK_0 + grace;
+        if silent.is_none() && now < at_last {
+            return self.wake_by(asked_at + MORE_THAN_RANK_0);
+        }
+        let is_silent = if silent.is_some() { ", and does not say any more what it is doing" } else { "" };
+        let on = self.on_host(0);
+        let detail = format!("it opens round {round} of a partial all-reduce{on}{is_silent}");
+        engine.give_up_on(FaultKind::TimedOut, 0, detail, waited, now);
     }
 }

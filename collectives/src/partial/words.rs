@@ -3,8 +3,9 @@
 //! **Invariant:** rounds open in order, and what a rank says of itself grows. Rank 0 hears who is
 //! ready; the word that a round is open goes down a binomial tree. Words may be lost where others
 //! overtake them: a word to rank 0 is said again as long as its round is not open, and a word down
-//! the tree as long as its round has not ended here. A round that has ended was bound by all ranks,
-//! so a word about it is told to nobody any more.
+//! the tree as long as its round has not ended here. Rank 0 then says it to all ranks: a rank above
+//! them may be stopped. A round that has ended was bound by all ranks, so a word about it is told
+//! to nobody any more.
 
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ const RETRIED_AFTER: Duration = Duration::from_micros(50);
 /// See the module.
 pub(crate) struct RoundWords {
     rank: Rank,
+    ranks: u32,
     /// Of rank 0; of other ranks none.
     ready: ReadyWords,
     /// The newest word of this rank.
@@ -57,6 +59,7 @@ impl RoundWords {
     pub(crate) fn new(rank: Rank, ranks: u32) -> Self {
         Self {
             rank,
+            ranks,
             ready: ReadyWords::new(if rank == 0 { ranks } else { 0 }),
             own: ReadyWord::default(),
             said: (ReadyWord::default(), Nanos::MAX, SAID_AGAIN_AFTER),
@@ -112,7 +115,8 @@ impl RoundWords {
     /// Takes what was said to this rank.
     pub(crate) fn hear(&mut self, engine: &Engine) {
         if self.rank != 0 {
-            let word = engine.heard(parent(self.rank), RoundWord::Open);
+            let word = [0, parent(self.rank)].map(|rank| engine.heard(rank, RoundWord::Open));
+            let word = word[0].max(word[1]);
             if !self.is_last_open && word > self.open_word() {
                 (self.open, self.is_last_open) = (word / 2, word % 2 == 1);
             }
@@ -138,7 +142,7 @@ impl RoundWords {
     }
 
     /// Tells the children which rounds are open, and tells them again as long as the newest of
-    /// these has not ended here. Gives when.
+    /// these has not ended here; rank 0 then tells all ranks. Gives when.
     fn tell_children(&mut self, engine: &mut Engine, now: Nanos) -> Option<Nanos> {
         let word = self.open_word();
         let (again_at, interval) = self.told;
@@ -151,6 +155,13 @@ impl RoundWords {
             } else {
                 must_retry = true;
             }
+        }
+        if is_again && self.rank == 0 {
+            // Said again where there was no room.
+            let others = (1..self.ranks).filter(|rank| parent(*rank) != 0);
+            others.for_each(|rank| {
+                engine.say(rank, RoundWord::Open, word);
+            });
         }
         if is_any_told {
             let interval = if is_again { (interval * 2).min(SAID_AGAIN_AFTER_MAX) } else { SAID_AGAIN_AFTER };

@@ -648,6 +648,88 @@ mod tests {
         }
     }
 
+    /// Far behind the time that is allowed.
+    const NEVER: Duration = Duration::from_secs(10_000);
+
+    /// The verdict that ends the rounds at all survivors. By rank: what its caller does, each step
+    /// so long after the one before; then it computes for ever. `stopped`: these processes stand
+    /// still from the beginning.
+    fn verdict(activation: Activation, callers: &[&[(Duration, Step)]], stopped: &[Rank]) -> String {
+        let ranks = callers.len() as u32;
+        let network = sim::Network::full_mesh(ranks, 100_000_000_000, Duration::from_micros(10));
+        let cluster = Cluster::with(sim::Options::new(network, 0), None, true);
+        let callers = callers.iter().map(|steps| {
+            let steps = steps.iter().chain(&[(NEVER, Step::Contribute)]);
+            Caller::new(steps.map(|(after, step)| (Due::After(*after), *step)).collect())
+        });
+        let terms =
+            Terms { len: 3, data_type: DataType::I64, activation, has_thread: true, can_multiply: true };
+        let callers = callers.collect();
+        let mut trial = Trial::of(cluster, Course { terms, staleness_max: 8, variant: None, callers });
+        trial.cluster.run(|_| false).expect_err("connected, ranks have nothing to do");
+        for rank in stopped {
+            trial.cluster.world.inject(sim::Fault::Freeze { rank: *rank, duration: NEVER, watcher: true });
+        }
+        trial.carry_out().expect_err("the round cannot end");
+        let is_over =
+            |member: &Option<Member>| member.as_ref().is_some_and(|it| it.engine.failure().is_some());
+        let survivors = |cluster: &Cluster| -> Vec<bool> {
+            let of = cluster.members.iter().zip(0..).filter(|(_, rank)| !stopped.contains(rank));
+            of.map(|(member, _)| is_over(member)).collect()
+        };
+        trial.cluster.run(|cluster| survivors(cluster).into_iter().all(|it| it)).expect("all hear of it");
+        let texts = trial.cluster.members.iter().flatten();
+        let mut texts: Vec<String> =
+            texts.filter_map(|member| Some(member.engine.failure()?.to_string())).collect();
+        texts.dedup();
+        assert_eq!(texts.len(), 1, "{activation}: survivors differ: {texts:?}");
+        texts.remove(0)
+    }
+
+    #[test]
+    fn a_round_that_does_not_open_names_the_rank_that_it_waits_for_on_all_survivors() {
+        const AT_ONCE: (Duration, Step) = (Duration::from_millis(2), Step::Contribute);
+        const LATE: (Duration, Step) = (Duration::from_millis(99_500), Step::Contribute);
+        const NOT: &[(Duration, Step)] = &[];
+        const GIVES: &[(Duration, Step)] = &[AT_ONCE];
+        let opened_by = |rank| {
+            let seed = (0..).find(|seed| crate::partial::drawn(*seed, 0, 8) == rank);
+            Activation::eager_majority(seed.expect("some seed draws each rank"))
+        };
+        let but = |ranks: &[usize]| {
+            let mut callers = [GIVES; 8];
+            ranks.iter().for_each(|rank| callers[*rank] = NOT);
+            callers
+        };
+        for (activation, silent, stopped, named) in [
+            (Activation::all(), &[5][..], &[][..], 5),
+            (Activation::all(), &[5], &[5], 5),
+            (Activation::all(), &[0, 5], &[5], 5),
+            (Activation::all(), &[0, 2, 5], &[], 0),
+            (Activation::all(), &[0, 2], &[0], 0),
+            (Activation::quorum(6), &[0, 1, 5], &[5], 5),
+            (Activation::quorum(6), &[0, 1, 5], &[0], 0),
+            (Activation::backup_workers(1), &[1, 6], &[6], 6),
+            (opened_by(3), &[0, 3, 5], &[5], 3),
+            (opened_by(3), &[0, 3, 5], &[3], 3),
+        ] {
+            let text = verdict(activation, &but(silent), stopped);
+            let what = if stopped == [0] { "it opens round 0" } else { "its contribution to round 0" };
+            let expected = format!("for rank {named}: {what}");
+            assert!(text.contains(&expected), "{activation}, {silent:?} silent, {stopped:?} stopped: {text}");
+        }
+        // Rank 3 tells rank 7 which rounds are open. The round opens shortly before rank 7 would
+        // have waited for too long.
+        let mut callers = but(&[3]);
+        callers[0] = &[LATE];
+        let text = verdict(opened_by(0), &callers, &[3]);
+        assert!(text.contains("for rank 3:"), "{text}");
+        // Who has said that it has nothing to give is not waited for.
+        const ABSTAINS: (Duration, Step) = (Duration::from_millis(2), Step::Abstain);
+        let text = verdict(Activation::all(), &[&[ABSTAINS], &[AT_ONCE, ABSTAINS], GIVES], &[]);
+        assert!(text.contains("for rank 2: its contribution to round 1"), "{text}");
+    }
+
     #[test]
     #[ignore = "10,000 seeds take minutes: .ci/nightly runs it"]
     fn sets_and_sums_are_right_in_ten_thousand_seeds() {

@@ -32,8 +32,13 @@ use crate::partial::{
 /// beside another one of its rank: exact sums have room for 4096 numbers.
 const EXACT_RANKS_MAX: u32 = 2048;
 
-/// Sets the comparison of terms apart from a caller's own all-gather.
+/// Sets the comparison of terms, and what ranks tell of their hosts, apart from a caller's own
+/// all-gather.
 const PARTIAL_MARK: u32 = 0x5041_5254;
+const HOSTS_MARK: u32 = 0x4854_5350;
+
+/// Words of a host's name; longer names are cut.
+const HOST_WORDS: usize = 8;
 
 /// The plans of a group's rounds. **Invariant:** each is of a schedule that admits partial rounds.
 struct RoundPlans<'a> {
@@ -92,8 +97,26 @@ impl Group {
         Err(PartialError::Differs { rank, theirs, own_rank: self.rank(), own })
     }
 
+    /// The names of the ranks' hosts, for errors.
+    fn gather_hosts(&self) -> Result<Vec<String>, PartialError> {
+        let system = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let own = self.shared.options.world.host.clone().unwrap_or_else(system);
+        let own = own.trim();
+        let mut words = [0_u64; HOST_WORDS];
+        let into: &mut [u8] = bytemuck::bytes_of_mut(&mut words);
+        into.iter_mut().zip(own.bytes()).for_each(|(into, byte)| *into = byte);
+        let mut all = vec![0; HOST_WORDS * self.world_size() as usize];
+        let plain = Self { variant: None, stream: None, ..self.tagged_further(HOSTS_MARK) };
+        plain.gather_words(&words, &mut all)?;
+        let name = |words: &[u64; HOST_WORDS]| {
+            String::from_utf8_lossy(bytemuck::bytes_of(words)).trim_end_matches('\0').to_owned()
+        };
+        Ok(all.as_chunks().0.iter().map(name).collect())
+    }
+
     /// Begins the rounds in this group, which nothing else uses, for the group `observed`.
     fn into_partial(self, terms: Terms, observed: &Self) -> Result<RawPartial, PartialError> {
+        let hosts = self.gather_hosts()?;
         let Terms { len, data_type, activation, .. } = terms;
         let is_exact = self.is_exact(data_type, activation.op())?;
         let exact = is_exact.then(|| BlockSums::new(data_type, len));
@@ -146,7 +169,7 @@ impl Group {
             }
         };
         let rounds = Rounds::new(place, &terms, self.timeout, (set_plan, data), memory);
-        let rounds = rounds.observed_by(observed.shared.driver.observations().clone());
+        let rounds = rounds.on_hosts(hosts).observed_by(observed.shared.driver.observations().clone());
         core.served = Some(Served::Rounds(Box::new(rounds)));
         drop(core);
         self.shared.wake_progress();
