@@ -294,10 +294,10 @@ impl Calls {
         self.holder.accept(reference)
     }
 
-    /// From now on leases are accepted again and again: a violation that simulations must find.
+    /// See [`LeaseHolder::accept_stale`].
     #[cfg(test)]
     pub(crate) fn accept_stale(&mut self) {
-        self.holder.accepts_stale = true;
+        self.holder.accept_stale();
     }
 
     /// This program has done with an RPC before it saw the end of the answer: the peer recalls what

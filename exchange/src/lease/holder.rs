@@ -129,9 +129,8 @@ pub struct LeaseHolder {
     /// By slot: the last lease that was accepted or recalled.
     last: Vec<u64>,
     counters: Arc<dyn ReturnCounters>,
-    /// A violation that simulations must find.
     #[cfg(test)]
-    pub(crate) accepts_stale: bool,
+    accepts_stale: bool,
 }
 
 impl LeaseHolder {
@@ -145,6 +144,12 @@ impl LeaseHolder {
             #[cfg(test)]
             accepts_stale: false,
         }
+    }
+
+    /// From now on leases are accepted again and again: a violation that simulations must find.
+    #[cfg(test)]
+    pub(crate) fn accept_stale(&mut self) {
+        self.accepts_stale = true;
     }
 
     /// The owner has announced a region, which is mapped here or can be read over the fabric.

@@ -22,7 +22,7 @@ use crate::reference::{LinkId, Reference};
 const DELAY: Duration = Duration::from_millis(10);
 
 /// A message with a reference.
-pub(super) struct Field {
+pub(crate) struct Field {
     rpc: u64,
     reference: Reference,
     tensor: TensorNumber,
@@ -33,96 +33,94 @@ pub(super) struct Field {
     is_lost: bool,
 }
 
-impl Simulation {
-    /// A program lends a field for an RPC of a peer.
-    pub(super) fn lend_field(&mut self, number: usize, now: Nanos) -> Result<(), Flaw> {
-        let program = &mut self.programs[number];
-        let links = program.core.links.values().filter(|link| matches!(link.side, LinkSide::Sender));
-        let links: Vec<LinkId> = links.map(|link| link.id).collect();
-        let Some(link) = links.get(self.random.index(links.len().max(1))).copied() else { return Ok(()) };
-        let rpc = self.random.bits();
-        if program.core.begin_rpc(link, rpc).is_err() {
+/// A program lends a field for an RPC of a peer.
+pub(crate) fn lend(simulation: &mut Simulation, number: usize, now: Nanos) -> Result<(), Flaw> {
+    let program = &mut simulation.programs[number];
+    let links = program.core.links.values().filter(|link| matches!(link.side, LinkSide::Sender));
+    let links: Vec<LinkId> = links.map(|link| link.id).collect();
+    let Some(link) = links.get(simulation.random.index(links.len().max(1))).copied() else { return Ok(()) };
+    let rpc = simulation.random.bits();
+    if program.core.begin_rpc(link, rpc).is_err() {
+        return Ok(());
+    }
+    let words = 1 + simulation.random.index(128);
+    if let Ok(mut buffer) = program.memory.allocate(words * 8) {
+        simulation.oracle.allocated(number, &buffer.range())?;
+        let tensor = simulation.oracle.sent(number, FIELD, buffer.range());
+        oracle::fill(tensor, buffer.as_bytes_mut());
+        let shape = TensorShape::new(DataType::U64, &[words]).expect("is small");
+        let lent = program.core.lend_for_rpc(now, link, rpc, &SharedTensor::of_bytes(buffer, shape));
+        if let Ok((reference, _)) = lent {
+            let due = now + Duration::from_nanos(simulation.random.below(DELAY.as_nanos() as u64));
+            let (has_come, is_lost) = (false, simulation.random.below(5) == 0);
+            simulation.fields.push(Field { rpc, reference, tensor, owner: number, due, has_come, is_lost });
             return Ok(());
         }
-        let words = 1 + self.random.index(128);
-        if let Ok(mut buffer) = program.memory.allocate(words * 8) {
-            self.oracle.allocated(number, &buffer.range())?;
-            let tensor = self.oracle.sent(number, FIELD, buffer.range());
-            oracle::fill(tensor, buffer.as_bytes_mut());
-            let shape = TensorShape::new(DataType::U64, &[words]).expect("is small");
-            let lent = program.core.lend_for_rpc(now, link, rpc, &SharedTensor::of_bytes(buffer, shape));
-            if let Ok((reference, _)) = lent {
-                let due = now + Duration::from_nanos(self.random.below(DELAY.as_nanos() as u64));
-                let (has_come, is_lost) = (false, self.random.below(5) == 0);
-                self.fields.push(Field { rpc, reference, tensor, owner: number, due, has_come, is_lost });
-                return Ok(());
-            }
-        }
-        self.end_rpc(number, rpc, link, now);
-        Ok(())
     }
+    end_rpc(simulation, number, rpc, link, now);
+    Ok(())
+}
 
-    fn end_rpc(&mut self, owner: usize, rpc: u64, link: LinkId, now: Nanos) {
-        let program = &mut self.programs[owner];
-        if program.is_alive {
-            let over = OverRpc { rpc, lends: Some(link), recalls: true, misses: None };
-            program.core.rpc_over(now, over);
-            self.wires.collect(owner, now);
-        }
+fn end_rpc(simulation: &mut Simulation, owner: usize, rpc: u64, link: LinkId, now: Nanos) {
+    let program = &mut simulation.programs[owner];
+    if program.is_alive {
+        let over = OverRpc { rpc, lends: Some(link), recalls: true, misses: None };
+        program.core.rpc_over(now, over);
+        simulation.wires.collect(owner, now);
     }
+}
 
-    /// Messages that are due come, once more or for the first time, and RPCs end.
-    pub(super) fn fields_come(&mut self, now: Nanos) -> Result<(), Flaw> {
-        for mut field in std::mem::take(&mut self.fields) {
-            if field.due > now {
-                self.fields.push(field);
-                continue;
-            }
-            if !field.is_lost {
-                for receiver in 0..self.programs.len() {
-                    self.field_comes(receiver, &field, now)?;
-                }
-            }
-            // An RPC ends after its messages, which a hostile program sends again.
-            if !std::mem::replace(&mut field.has_come, true) {
-                self.end_rpc(field.owner, field.rpc, field.reference.link, now);
-            }
-            if self.random.below(3) > 0 {
-                field.due = now + Duration::from_nanos(self.random.below(DELAY.as_nanos() as u64));
-                self.fields.push(field);
+/// Messages that are due come, once more or for the first time, and RPCs end.
+pub(crate) fn come(simulation: &mut Simulation, now: Nanos) -> Result<(), Flaw> {
+    for mut field in std::mem::take(&mut simulation.fields) {
+        if field.due > now {
+            simulation.fields.push(field);
+            continue;
+        }
+        if !field.is_lost {
+            for receiver in 0..simulation.programs.len() {
+                comes(simulation, receiver, &field, now)?;
             }
         }
-        Ok(())
+        // An RPC ends after its messages, which a hostile program sends again.
+        if !std::mem::replace(&mut field.has_come, true) {
+            end_rpc(simulation, field.owner, field.rpc, field.reference.link, now);
+        }
+        if simulation.random.below(3) > 0 {
+            field.due = now + Duration::from_nanos(simulation.random.below(DELAY.as_nanos() as u64));
+            simulation.fields.push(field);
+        }
     }
+    Ok(())
+}
 
-    fn field_comes(&mut self, receiver: usize, field: &Field, now: Nanos) -> Result<(), Flaw> {
-        let program = &mut self.programs[receiver];
-        if !program.is_alive || program.stopped_until > now {
-            return Ok(());
-        }
-        let Field { reference, tensor, owner, has_come, .. } = *field;
-        let link = program.core.numbers.get(&reference.link).copied();
-        let link = link.filter(|link| matches!(program.core.links[link].side, LinkSide::Receiver(_)));
-        match program.core.accept_for_rpc(now, &reference, &RegisteredPart::NONE) {
-            Ok(Accepted::Here(received)) => {
-                let found = self.oracle.received(receiver, (owner, FIELD), now, received.as_bytes())?;
-                if found != tensor {
-                    return Err(Flaw::Other);
-                }
-                self.oracle.begin_reading(found, receiver);
-                let link = link.unwrap_or_default();
-                program.held.push(Held { tensor: received, number: found, link });
-            }
-            Ok(Accepted::Coming { .. }) => return Err(Flaw::Unexpected("a get".to_owned())),
-            Err(FieldError::Lost(cause) | FieldError::Wrong(cause)) => {
-                let is_held =
-                    |link| program.holds.iter().any(|(held, hold)| *held == link && hold.strong_count() > 0);
-                if !has_come && link.is_some_and(is_held) && self.is_harmless {
-                    return Err(Flaw::Unexpected(cause));
-                }
-            }
-        }
-        self.wires.collect(receiver, now);
-        Ok(())
+fn comes(simulation: &mut Simulation, receiver: usize, field: &Field, now: Nanos) -> Result<(), Flaw> {
+    let program = &mut simulation.programs[receiver];
+    if !program.is_alive || program.stopped_until > now {
+        return Ok(());
     }
+    let Field { reference, tensor, owner, has_come, .. } = *field;
+    let link = program.core.numbers.get(&reference.link).copied();
+    let link = link.filter(|link| matches!(program.core.links[link].side, LinkSide::Receiver(_)));
+    match program.core.accept_for_rpc(now, &reference, &RegisteredPart::NONE) {
+        Ok(Accepted::Here(received)) => {
+            let found = simulation.oracle.received(receiver, (owner, FIELD), now, received.as_bytes())?;
+            if found != tensor {
+                return Err(Flaw::Other);
+            }
+            simulation.oracle.begin_reading(found, receiver);
+            let link = link.unwrap_or_default();
+            program.held.push(Held { tensor: received, number: found, link });
+        }
+        Ok(Accepted::Coming { .. }) => return Err(Flaw::Unexpected("a get".to_owned())),
+        Err(FieldError::Lost(cause) | FieldError::Wrong(cause)) => {
+            let is_held =
+                |link| program.holds.iter().any(|(held, hold)| *held == link && hold.strong_count() > 0);
+            if !has_come && link.is_some_and(is_held) && simulation.is_harmless {
+                return Err(Flaw::Unexpected(cause));
+            }
+        }
+    }
+    simulation.wires.collect(receiver, now);
+    Ok(())
 }

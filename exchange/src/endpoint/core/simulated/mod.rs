@@ -1,7 +1,7 @@
 //! Whole programs in virtual time: tables, links, leases and references, under faults that a seed
 //! draws.
 //!
-//! What runs is the endpoint: its state ([`Core`]) with all that it decides by ([`Server`], `Calls`,
+//! What runs is the endpoint: its state ([`Core`]) with all that it decides by (server, calls,
 //! leases, tensor table, arena plan), its links, frames, connections and regions. Messages, status
 //! pages and lent memory go over `transport::sim`, whose faults delay, reorder and tear them. The
 //! control connections are pairs of sockets with a network between their ends ([`wires`]): bytes
@@ -375,7 +375,7 @@ impl Simulation {
         let now = self.world.now();
         self.tell_ended();
         #[cfg(feature = "grpc")]
-        self.fields_come(now)?;
+        fields::come(self, now)?;
         let action = self.random.below(if self.is_harmless { 96 } else { 106 });
         if action == 105 {
             // Also a program that is stopped.
@@ -394,7 +394,7 @@ impl Simulation {
             58..62 => self.receive_own(program, now)?,
             62..68 => self.cancel(program, now)?,
             #[cfg(feature = "grpc")]
-            68..74 => self.lend_field(program, now)?,
+            68..74 => fields::lend(self, program, now)?,
             68..86 => self.drop_some(program, now)?,
             86..92 => self.replay(program)?,
             92..94 => self.end_step(program, now),
@@ -698,7 +698,7 @@ impl Simulation {
         #[cfg(feature = "grpc")]
         while !self.fields.is_empty() {
             self.go_to(self.world.now() + PAUSE)?;
-            self.fields_come(self.world.now())?;
+            fields::come(self, self.world.now())?;
         }
         let alive = |this: &Self| (0..this.programs.len()).filter(|at| this.programs[*at].is_alive).collect();
         let alive: Vec<usize> = alive(self);

@@ -15,16 +15,16 @@ use crate::message::FailureKind;
 use crate::reference::LeaseNumber;
 
 /// A tensor, by its place among all that were sent.
-pub(super) type TensorNumber = usize;
+pub(crate) type TensorNumber = usize;
 
 /// In the place of a key: a field of a message, of which a receiver may see nothing.
 #[cfg(feature = "grpc")]
-pub(super) const FIELD: usize = usize::MAX;
+pub(crate) const FIELD: usize = usize::MAX;
 
 /// What does not hold.
 #[derive(Debug)]
 #[expect(dead_code, reason = "it is shown")]
-pub(super) enum Flaw {
+pub(crate) enum Flaw {
     /// Elements are not those of the tensor.
     Torn,
     /// A tensor of another key or program.
@@ -76,7 +76,7 @@ struct Unanswered {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Oracle {
+pub(crate) struct Oracle {
     sent: Vec<Sent>,
     is_alive: Vec<bool>,
     unanswered: Vec<Unanswered>,
@@ -91,14 +91,14 @@ fn element(tensor: TensorNumber, at: usize) -> u64 {
 }
 
 /// Writes the elements of a tensor.
-pub(super) fn fill(tensor: TensorNumber, bytes: &mut [u8]) {
+pub(crate) fn fill(tensor: TensorNumber, bytes: &mut [u8]) {
     for (at, word) in bytes.as_chunks_mut().0.iter_mut().enumerate() {
         *word = element(tensor, at).to_le_bytes();
     }
 }
 
 /// Whether these are the elements of a tensor.
-pub(super) fn check(tensor: TensorNumber, bytes: &[u8]) -> Result<(), Flaw> {
+pub(crate) fn check(tensor: TensorNumber, bytes: &[u8]) -> Result<(), Flaw> {
     let (words, rest) = bytes.as_chunks();
     let mut words = words.iter().enumerate();
     let is_right =
@@ -107,18 +107,18 @@ pub(super) fn check(tensor: TensorNumber, bytes: &[u8]) -> Result<(), Flaw> {
 }
 
 impl Oracle {
-    pub(super) fn started(&mut self, program: usize) {
+    pub(crate) fn started(&mut self, program: usize) {
         assert_eq!(self.is_alive.len(), program, "programs start in their order");
         self.is_alive.push(true);
     }
 
-    pub(super) fn killed(&mut self, program: usize) {
+    pub(crate) fn killed(&mut self, program: usize) {
         self.is_alive[program] = false;
         self.sent.iter_mut().for_each(|sent| sent.readers.retain(|reader| *reader != program));
     }
 
     /// A program is about to send a tensor for which it was given this memory.
-    pub(super) fn sent(&mut self, program: usize, key: usize, range: Range<u64>) -> TensorNumber {
+    pub(crate) fn sent(&mut self, program: usize, key: usize, range: Range<u64>) -> TensorNumber {
         self.sent.push(Sent {
             program,
             key,
@@ -132,7 +132,7 @@ impl Oracle {
     }
 
     /// No tensor that is read lies in this memory of a program.
-    pub(super) fn allocated(&self, program: usize, range: &Range<u64>) -> Result<(), Flaw> {
+    pub(crate) fn allocated(&self, program: usize, range: &Range<u64>) -> Result<(), Flaw> {
         let overlaps = |sent: &Sent| {
             let Range { start, end } = sent.range;
             sent.program == program && !sent.readers.is_empty() && start < range.end && range.start < end
@@ -140,7 +140,7 @@ impl Oracle {
         if self.sent.iter().any(overlaps) { Err(Flaw::Reused) } else { Ok(()) }
     }
 
-    pub(super) fn send_ended(
+    pub(crate) fn send_ended(
         &mut self,
         tensor: TensorNumber,
         result: Result<(), SendTensorError>,
@@ -163,7 +163,7 @@ impl Oracle {
     }
 
     /// A program has received these bytes for a key of another one that it asked since then.
-    pub(super) fn received(
+    pub(crate) fn received(
         &mut self,
         receiver: usize,
         (program, key): (usize, usize),
@@ -188,17 +188,17 @@ impl Oracle {
         Ok(number)
     }
 
-    pub(super) fn begin_reading(&mut self, tensor: TensorNumber, reader: usize) {
+    pub(crate) fn begin_reading(&mut self, tensor: TensorNumber, reader: usize) {
         self.in_place += 1;
         self.sent[tensor].readers.push(reader);
     }
 
-    pub(super) fn end_reading(&mut self, tensor: TensorNumber, reader: usize) {
+    pub(crate) fn end_reading(&mut self, tensor: TensorNumber, reader: usize) {
         self.sent[tensor].readers.retain(|other| *other != reader);
     }
 
     /// A step of a program has ended: what was sent in it is for nobody who asks later.
-    pub(super) fn step_ended(&mut self, program: usize, step: u64, now: Nanos) {
+    pub(crate) fn step_ended(&mut self, program: usize, step: u64, now: Nanos) {
         for sent in &mut self.sent {
             if sent.program == program && sent.key < super::KEYS && sent.key as u64 % 2 == step {
                 sent.ended.get_or_insert(now);
@@ -206,7 +206,7 @@ impl Oracle {
         }
     }
 
-    pub(super) fn call_failed(
+    pub(crate) fn call_failed(
         &mut self,
         error: &ReceiveTensorError,
         now: Nanos,
@@ -232,7 +232,7 @@ impl Oracle {
     }
 
     /// A call that has ended without a tensor.
-    pub(super) fn unanswered(&mut self, receiver: usize, asked: &Asked) {
+    pub(crate) fn unanswered(&mut self, receiver: usize, asked: &Asked) {
         let Asked { program, key, wire, is_mapped, .. } = *asked;
         self.unanswered.push(Unanswered { receiver, program, key, wire, is_mapped });
     }
@@ -240,7 +240,7 @@ impl Oracle {
     /// Each tensor that was sent to the end of its step has a receiver, or is back, or was on its
     /// way to a receiver of which nobody knows whether it has read it: one that was killed, or one
     /// whose bytes came over a connection that has ended.
-    pub(super) fn finish(&self, is_harmless: bool, ended_early: impl Fn(usize) -> bool) -> Result<(), Flaw> {
+    pub(crate) fn finish(&self, is_harmless: bool, ended_early: impl Fn(usize) -> bool) -> Result<(), Flaw> {
         let mut doubtful: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for call in &self.unanswered {
             let Unanswered { receiver, program, key, wire, is_mapped } = *call;
@@ -265,21 +265,21 @@ impl Oracle {
     }
 
     /// What was seen in another run is seen too.
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.in_place += other.in_place;
         self.timeouts += other.timeouts;
         self.lost_calls += other.lost_calls;
     }
 
-    pub(super) fn read_in_place(&self) -> usize {
+    pub(crate) fn read_in_place(&self) -> usize {
         self.in_place
     }
 
-    pub(super) fn timeouts(&self) -> usize {
+    pub(crate) fn timeouts(&self) -> usize {
         self.timeouts
     }
 
-    pub(super) fn lost_calls(&self) -> usize {
+    pub(crate) fn lost_calls(&self) -> usize {
         self.lost_calls
     }
 }

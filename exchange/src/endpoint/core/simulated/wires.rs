@@ -27,9 +27,9 @@ const DETECTION: Duration = Duration::from_millis(100);
 
 /// A program's end of a connection: the number of the socket there.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct WireEnd {
-    pub(super) program: usize,
-    pub(super) number: u64,
+pub(crate) struct WireEnd {
+    pub(crate) program: usize,
+    pub(crate) number: u64,
 }
 
 enum Piece {
@@ -49,7 +49,7 @@ struct Wire {
 }
 
 /// See the module.
-pub(super) struct Wires {
+pub(crate) struct Wires {
     wires: Vec<Wire>,
     random: Random,
     /// The run ends: programs close what they have.
@@ -59,12 +59,12 @@ pub(super) struct Wires {
 }
 
 impl Wires {
-    pub(super) fn new(random: Random) -> Self {
+    pub(crate) fn new(random: Random) -> Self {
         Self { wires: Vec::new(), random, finishes: false, has_unexplained: false }
     }
 
     /// A new connection, whose ends are told next.
-    pub(super) fn open(&mut self) -> (usize, [Connection; 2]) {
+    pub(crate) fn open(&mut self) -> (usize, [Connection; 2]) {
         let pairs = [(); 2].map(|()| {
             let (own, network) = UnixStream::pair().expect("a socket");
             own.set_nonblocking(true).expect("a socket");
@@ -83,7 +83,7 @@ impl Wires {
         (self.wires.len() - 1, [first, second])
     }
 
-    pub(super) fn set_ends(&mut self, wire: usize, ends: [WireEnd; 2]) {
+    pub(crate) fn set_ends(&mut self, wire: usize, ends: [WireEnd; 2]) {
         self.wires[wire].ends = ends;
     }
 
@@ -98,7 +98,7 @@ impl Wires {
     }
 
     /// Takes what a program has sent.
-    pub(super) fn collect(&mut self, program: usize, now: Nanos) {
+    pub(crate) fn collect(&mut self, program: usize, now: Nanos) {
         for wire in &mut self.wires {
             for side in 0..2 {
                 if wire.ends[side].program != program {
@@ -145,7 +145,7 @@ impl Wires {
     }
 
     /// Brings what is due. Returns the ends whose sockets are ready.
-    pub(super) fn deliver(&mut self, now: Nanos) -> Vec<WireEnd> {
+    pub(crate) fn deliver(&mut self, now: Nanos) -> Vec<WireEnd> {
         let mut ready = Vec::new();
         for wire in &mut self.wires {
             for side in 0..2 {
@@ -179,13 +179,13 @@ impl Wires {
     }
 
     /// When [`Wires::deliver`] has something to do.
-    pub(super) fn next(&self) -> Option<Nanos> {
+    pub(crate) fn next(&self) -> Option<Nanos> {
         let queues = self.wires.iter().flat_map(|wire| &wire.queues);
         queues.filter_map(|queue| queue.front().map(|(due, _)| *due)).min()
     }
 
     /// Something that the sender at the second end has not sent comes to the first end.
-    pub(super) fn forge(&mut self, wire: usize, now: Nanos, message: &Message) {
+    pub(crate) fn forge(&mut self, wire: usize, now: Nanos, message: &Message) {
         let Wire { queues: [queue, _], sockets: [Some(_), _], ended_early, .. } = &mut self.wires[wire]
         else {
             return;
@@ -196,7 +196,7 @@ impl Wires {
     }
 
     /// The connection breaks: what is on its way may be lost, and each end learns of it by itself.
-    pub(super) fn cut(&mut self, wire: usize, now: Nanos) {
+    pub(crate) fn cut(&mut self, wire: usize, now: Nanos) {
         let wire = &mut self.wires[wire];
         if std::mem::replace(&mut wire.is_cut, true) {
             return;
@@ -210,12 +210,12 @@ impl Wires {
     }
 
     /// A program is about to close a connection.
-    pub(super) fn will_close(&mut self, wire: usize) {
+    pub(crate) fn will_close(&mut self, wire: usize) {
         self.wires[wire].ended_early = true;
     }
 
     /// The process of a program has ended: what it has sent still comes.
-    pub(super) fn kill(&mut self, program: usize, now: Nanos) {
+    pub(crate) fn kill(&mut self, program: usize, now: Nanos) {
         self.collect(program, now);
         for wire in &mut self.wires {
             for side in 0..2 {
@@ -230,22 +230,22 @@ impl Wires {
     }
 
     /// From now on programs close what they have.
-    pub(super) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.finishes = true;
     }
 
     /// Whether a program has closed a connection without a reason.
-    pub(super) fn has_unexplained(&self) -> bool {
+    pub(crate) fn has_unexplained(&self) -> bool {
         self.has_unexplained
     }
 
     /// Whether the connection may have ended for one of its ends.
-    pub(super) fn has_ended(&self, wire: usize) -> bool {
+    pub(crate) fn has_ended(&self, wire: usize) -> bool {
         self.ended_early(wire) || self.finishes
     }
 
     /// Whether a fault or a program has ended it before the end of the run.
-    pub(super) fn ended_early(&self, wire: usize) -> bool {
+    pub(crate) fn ended_early(&self, wire: usize) -> bool {
         self.wires[wire].ended_early
     }
 }
