@@ -46,7 +46,7 @@ pub(crate) fn lend(simulation: &mut Simulation, number: usize, now: Nanos) -> Re
     let words = 1 + simulation.random.index(128);
     if let Ok(mut buffer) = program.memory.allocate(words * 8) {
         simulation.oracle.allocated(number, &buffer.range())?;
-        let tensor = simulation.oracle.sent(number, FIELD, buffer.range());
+        let tensor = simulation.oracle.sent(now, number, FIELD, buffer.range());
         oracle::fill(tensor, buffer.as_bytes_mut());
         let shape = TensorShape::new(DataType::U64, &[words]).expect("is small");
         let lent = program.core.lend_for_rpc(now, link, rpc, &SharedTensor::of_bytes(buffer, shape));
