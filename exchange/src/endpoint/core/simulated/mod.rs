@@ -12,7 +12,8 @@
 //!
 //! Programs are killed, stopped, and started again as another incarnation. Receives are cancelled,
 //! steps end, links are cut or closed, and references are forged: of other links, regions, slots,
-//! bytes, and of leases that were accepted before.
+//! bytes, and of leases that were accepted before. With gRPC, references also travel in messages of
+//! RPCs, which are lost and come twice.
 //!
 //! Not simulated: the thread itself, handshakes, gets, and what the kernel does for `shm`. These
 //! are held by `tests/{endpoint,gets,processes}.rs`, with real processes.

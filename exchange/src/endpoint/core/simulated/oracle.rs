@@ -238,8 +238,8 @@ impl Oracle {
         if is_expected { Ok(()) } else { Err(Flaw::Unexpected(error.to_string())) }
     }
 
-    /// Whether a tensor was there for a call, longer than anything takes that is late: then somebody
-    /// was not woken.
+    /// Whether a tensor was there for a call, longer than anything takes that is late: then
+    /// somebody was not woken.
     fn was_there(&self, asked: &Asked) -> bool {
         let is_for_it = |sent: &Sent| {
             let is_free = !(sent.is_received || sent.has_failed || sent.ended.is_some());
