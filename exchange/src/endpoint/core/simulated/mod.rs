@@ -820,7 +820,7 @@ fn a_fault_takes_nothing_from_others_and_no_buffer_is_used_early() {
 }
 
 #[test]
-#[ignore = "takes some minutes: tens of thousands of seeds"]
+#[ignore = "takes a quarter of an hour: 30,000 seeds"]
 fn nothing_is_found_in_many_seeds() {
     simulate(1_000_000..1_010_000, true);
     simulate(1_000_000..1_020_000, false);
