@@ -765,7 +765,9 @@ impl Interpreter {
         self.expect_no_arrival(vector)?;
         self.ledger.check(User::Update, vector, &all, false)?;
         self.agreement.places += 1;
-        self.staleness.exchanged();
+        if vector == Vector::Parameters {
+            self.staleness.exchanged();
+        }
         if self.agreement.is_hashed {
             let [elements] = vectors.pieces([vector], &all);
             self.agreement.digest = chain(self.agreement.digest, digest(elements));

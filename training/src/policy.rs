@@ -276,7 +276,8 @@ pub enum Action {
     Update(Update),
     /// Works with this rank's shard of a table, at once.
     Table(TableAction),
-    /// Says that a vector has the same bits on all ranks here. Drivers compare them.
+    /// Says that a vector has the same bits on all ranks here. Drivers compare them. Staleness is
+    /// counted from here if these are the parameters.
     Agreed(Vector),
     /// Says that the parameters now hold work of other ranks: staleness is counted from here.
     Exchanged,

@@ -130,6 +130,7 @@ impl Streaming {
         }
         if has_applied {
             actions.push(Action::Agreed(Vector::Anchor));
+            actions.push(Action::Exchanged);
         }
         true
     }

@@ -83,7 +83,7 @@ impl Policy for Aged {
         for action in actions.as_slice() {
             match action {
                 Action::Update(Update::Step) => self.steps += 1,
-                Action::Exchanged | Action::Agreed(_) => self.steps = 0,
+                Action::Exchanged | Action::Agreed(Vector::Parameters) => self.steps = 0,
                 Action::Compute { .. } => self.begun = self.steps,
                 _ => {}
             }
@@ -101,6 +101,7 @@ fn staleness_is_the_steps_that_a_rank_has_made_since_it_took_in_work_of_others()
         "gossip",
         "gossip:direction=push",
         "easgd:every=3",
+        "easgd:every=3,mode=sync",
         "downpour:every=3",
         "eager",
         "bidmach",

@@ -1,5 +1,7 @@
 //! Elastic averaging: the published algorithm, where it is stable, and its mutants.
 
+use std::time::Duration;
+
 use pleach_collectives::Rank;
 use pleach_training::policy::{Action, Event, Update, Vector};
 use pleach_training::simulation::{Settings, SimulationError};
@@ -105,6 +107,26 @@ fn all_at_once_is_stable_as_far_as_the_closed_form_says() {
         // Above 2/(p + 1) the scheme is refused.
         let above = (1.01 * bound).min(1.999 / 9.0);
         assert!(above <= bound || at(above) > 100.0, "{learning_rate}: {}", at(above));
+    }
+}
+
+#[test]
+fn a_gradient_is_as_old_as_the_steps_since_an_exchange_with_the_centre() {
+    // An all-reduce takes three steps and a half, and its end changes the centre alone.
+    let ages = (0..60_u64).map(|step| step % 10);
+    let (most, sum) = (9, ages.clone().sum::<u64>());
+    let below = |bound: u64| ages.clone().filter(|age| *age <= bound).count() as u64 * 4;
+    let settings = Settings { steps: 60, computing: "10ms,cv=0".parse().expect("is a text"), ..settings(4) };
+    for text in ["easgd:mode=sync", "eamsgd:mode=sync", "easgd", "eamsgd"] {
+        let simulation = Simulation::new(&Linear, &scheme(text), &settings).expect("is not refused");
+        let takes = if text.ends_with("sync") { Duration::from_millis(35) } else { Duration::ZERO };
+        let trained = simulation.run(&mut |_: u64| takes, &mut |_| {}).expect("trains");
+        let [none, one, two, four, eight, more, ..] = trained.staleness_histogram;
+        let found = [none, none + one, none + one + two, none + one + two + four];
+        assert_eq!(found, [0, 1, 2, 4].map(below), "{text}");
+        assert_eq!((eight, more), (below(8) - below(4), below(16) - below(8)), "{text}");
+        assert_eq!(trained.staleness_max, most, "{text}");
+        assert!((trained.staleness_mean - sum as f64 / 60.0).abs() < 1e-9, "{text}");
     }
 }
 
