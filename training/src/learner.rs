@@ -64,6 +64,12 @@ impl Sgd {
     ///
     /// There are fewer parameters.
     pub fn step_piece(&mut self, piece: Range<usize>, parameters: &mut [f32], gradient: &[f32]) {
+        if self.momentum == 0.0 {
+            for (parameter, gradient) in parameters.iter_mut().zip(gradient) {
+                *parameter -= self.learning_rate * gradient;
+            }
+            return;
+        }
         let moving = parameters.iter_mut().zip(&mut self.velocity[piece]);
         for ((parameter, velocity), gradient) in moving.zip(gradient) {
             *velocity = self.momentum * *velocity - self.learning_rate * gradient;

@@ -3,6 +3,7 @@
 //! **Invariant:** what is in use is written by one user alone, and then no other user reads it.
 //! Whatever would break this is refused, and nothing changes.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
@@ -143,21 +144,25 @@ struct Use {
     piece: Range<usize>,
 }
 
-/// Uses of one vector of one kind, by where their pieces begin.
+/// Uses of one vector of one kind, by where their pieces begin. Operations with one peer after the
+/// other end in this order, too, so the first one is taken out most often.
 #[derive(Clone, Debug, Default)]
-struct Uses(Vec<Use>);
+struct Uses(VecDeque<Use>);
 
 impl Uses {
     fn insert(&mut self, user: User, piece: &Range<usize>) {
-        let place =
-            self.0.partition_point(|used| (used.piece.start, used.piece.end) <= (piece.start, piece.end));
+        let is_before = |used: &Use| (used.piece.start, used.piece.end) <= (piece.start, piece.end);
+        let is_last = self.0.back().is_none_or(is_before);
+        let place = if is_last { self.0.len() } else { self.0.partition_point(is_before) };
         self.0.insert(place, Use { user, piece: piece.clone() });
     }
 
     /// The place of a use.
     fn place(&self, user: User, begin: usize) -> Option<usize> {
-        let first = self.0.partition_point(|used| used.piece.start < begin);
-        let with_this_begin = self.0[first..].iter().take_while(|used| used.piece.start == begin);
+        let is_before = |used: &Use| used.piece.start < begin;
+        let has_before = self.0.front().is_some_and(is_before);
+        let first = if has_before { self.0.partition_point(is_before) } else { 0 };
+        let with_this_begin = self.0.range(first..).take_while(|used| used.piece.start == begin);
         with_this_begin.zip(first..).find(|(used, _)| used.user == user).map(|(_, place)| place)
     }
 
@@ -177,7 +182,11 @@ impl Uses {
 
     /// The same, of pieces that have no elements in common, so that their ends are in order, too.
     fn overlapping_of_disjoint(&self, piece: &Range<usize>) -> Option<&Use> {
-        let first = self.0.partition_point(|used| used.piece.end <= piece.start);
+        let is_before = |used: &Use| used.piece.end <= piece.start;
+        if self.0.back().is_none_or(is_before) {
+            return None;
+        }
+        let first = self.0.partition_point(is_before);
         self.0.get(first).filter(|used| used.piece.start < piece.end)
     }
 
@@ -207,7 +216,7 @@ pub struct Ledger {
     written: [Uses; Vector::COUNT],
     read: [Uses; Vector::COUNT],
     /// In the order of their numbers.
-    under_way: Vec<UnderWay>,
+    under_way: VecDeque<UnderWay>,
     /// Larger than the number of each operation so far.
     next: u64,
 }
@@ -281,7 +290,7 @@ impl Ledger {
     /// Ends the computing of a bucket; returns whether it was computed.
     pub fn end_bucket(&mut self, bucket: &Range<usize>) -> bool {
         let place = self.computed_place(bucket);
-        place.map(|place| self.written[Vector::Gradient.index()].0.remove(place)).is_some()
+        place.and_then(|place| self.written[Vector::Gradient.index()].0.remove(place)).is_some()
     }
 
     /// Whether a bucket is being computed.
@@ -318,7 +327,7 @@ impl Ledger {
         }
         self.check(User::Operation(id), vector, piece, writes)?;
         self.uses(vector, writes).insert(User::Operation(id), piece);
-        self.under_way.push(UnderWay { id, vector, begin: piece.start, writes });
+        self.under_way.push_back(UnderWay { id, vector, begin: piece.start, writes });
         self.next = id.0 + 1;
         Ok(())
     }
@@ -329,9 +338,10 @@ impl Ledger {
     ///
     /// [`PolicyError::NotUnderWay`].
     pub fn end_operation(&mut self, id: OperationId) -> Result<(), PolicyError> {
-        let place = self.under_way.binary_search_by_key(&id, |operation| operation.id);
-        let UnderWay { vector, begin, writes, .. } =
-            self.under_way.remove(place.map_err(|_| PolicyError::NotUnderWay(id))?);
+        let is_first = self.under_way.front().is_some_and(|first| first.id == id);
+        let place = if is_first { Ok(0) } else { self.under_way.binary_search_by_key(&id, |it| it.id) };
+        let ended = place.ok().and_then(|place| self.under_way.remove(place));
+        let UnderWay { vector, begin, writes, .. } = ended.ok_or(PolicyError::NotUnderWay(id))?;
         self.uses(vector, writes).remove(User::Operation(id), begin);
         Ok(())
     }

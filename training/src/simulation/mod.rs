@@ -21,7 +21,7 @@ mod rank;
 mod recorded;
 mod rounds;
 
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::scheme::{Refusal, Scheme};
 use crate::state::StateError;
-use network::{OnTheWay, Timed, Transfers};
+use network::{Agenda, OnTheWay, Transfers};
 use rank::{Message, Outgoing, SimulatedRank, compute_all};
 
 use rounds::{Completed, Rounds};
@@ -291,9 +291,7 @@ pub struct Simulation<'a, L> {
     exchanges: Duration,
     ranks: Vec<SimulatedRank>,
     now: Nanos,
-    /// By time and number.
-    happenings: BinaryHeap<Timed<Happening>>,
-    happenings_made: u64,
+    happenings: Agenda<Happening>,
     calls: VecDeque<Call>,
     calls_ended: u64,
     /// When the network is free for the next all-reduce.
@@ -391,8 +389,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             exchanges: Duration::ZERO,
             ranks,
             now: Nanos::ZERO,
-            happenings: BinaryHeap::new(),
-            happenings_made: 0,
+            happenings: Agenda::default(),
             calls: VecDeque::new(),
             calls_ended: 0,
             free_from: Nanos::ZERO,
@@ -518,7 +515,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         for rank in 0..self.settings.ranks {
             self.deliver(rank, self.begins_with, network)?;
         }
-        while let Some((now, happening)) = self.happenings.pop().map(Timed::into_parts) {
+        while let Some((now, happening)) = self.happenings.take() {
             if self.is_observed {
                 self.is_observed = false;
                 if self.observe(observe).is_break() {
@@ -680,13 +677,15 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn read(&mut self, rank: Rank, message: u64, network: &mut dyn Network) -> Result<(), SimulationError> {
         let Reading { id, into, piece, from, reads, version, mut word, elements } =
             self.readings.take(message);
-        let (_, _, newest) = self.ranks[from as usize].published();
         let target = self.ranks[rank as usize].piece(into, &piece);
         match elements {
             Some(elements) => target.copy_from_slice(&elements),
             None => target.fill(0.0),
         }
-        if let (Reads::Torn, Some(newest)) = (reads, newest) {
+        if reads == Reads::Torn
+            && let (_, _, Some(newest)) = self.ranks[from as usize].published()
+        {
+            let target = self.ranks[rank as usize].piece(into, &piece);
             // The owner publishes while the elements are on their way: the second half is newer.
             let half = target.len() / 2;
             target[half..].copy_from_slice(&newest[half..]);
@@ -696,8 +695,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     fn happen(&mut self, at: Nanos, happening: Happening) {
-        self.happenings.push(Timed::new(at, self.happenings_made, happening));
-        self.happenings_made += 1;
+        self.happenings.put(at, happening);
     }
 
     /// Tells a rank's policy of an event and sees to what it asks for.

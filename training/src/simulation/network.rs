@@ -1,6 +1,8 @@
-//! How long operations of simulated ranks take, and in which order transfers have the links.
+//! How long operations of simulated ranks take, in which order transfers have the links, and in
+//! which order things happen.
 
 use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use pleach_collectives::Rank;
@@ -99,22 +101,13 @@ fn place_of<T: Default>(places: &mut Vec<T>, rank: Rank) -> &mut T {
 /// What happens at a time. Of several in a heap the one that is first comes out, and of those at
 /// one time the one of the smallest number. Nothing else is compared, as heaps compare often.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Timed<T> {
+struct Timed<T> {
     at: Nanos,
     number: u64,
     thing: T,
 }
 
 impl<T> Timed<T> {
-    pub(crate) fn new(at: Nanos, number: u64, thing: T) -> Self {
-        Self { at, number, thing }
-    }
-
-    /// The time and the thing.
-    pub(crate) fn into_parts(self) -> (Nanos, T) {
-        (self.at, self.thing)
-    }
-
     fn key(&self) -> u128 {
         u128::from(self.at.0) << 64 | u128::from(self.number)
     }
@@ -137,6 +130,50 @@ impl<T> PartialOrd for Timed<T> {
 impl<T> Ord for Timed<T> {
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
+    }
+}
+
+/// What is to happen.
+///
+/// **Invariant:** things come out by their times, and those of one time in the order in which they
+/// were put in.
+#[derive(Debug)]
+pub(crate) struct Agenda<T> {
+    later: BinaryHeap<Timed<T>>,
+    /// What was put in for the time of the thing that came out last. Where links are free that is
+    /// most, and a heap moves each of them several times.
+    at_once: VecDeque<Timed<T>>,
+    now: Nanos,
+    put: u64,
+}
+
+impl<T> Default for Agenda<T> {
+    fn default() -> Self {
+        Self { later: BinaryHeap::new(), at_once: VecDeque::new(), now: Nanos::ZERO, put: 0 }
+    }
+}
+
+impl<T> Agenda<T> {
+    /// Puts a thing in, not for a time before that of the thing that came out last.
+    pub(crate) fn put(&mut self, at: Nanos, thing: T) {
+        let timed = Timed { at, number: self.put, thing };
+        self.put += 1;
+        if at == self.now {
+            self.at_once.push_back(timed);
+        } else {
+            self.later.push(timed);
+        }
+    }
+
+    /// Takes the next thing out, and its time.
+    pub(crate) fn take(&mut self) -> Option<(Nanos, T)> {
+        let is_at_once = match (self.at_once.front(), self.later.peek()) {
+            (Some(at_once), Some(later)) => at_once.key() < later.key(),
+            (at_once, _) => at_once.is_some(),
+        };
+        let Timed { at, thing, .. } = if is_at_once { self.at_once.pop_front() } else { self.later.pop() }?;
+        self.now = at;
+        Some((at, thing))
     }
 }
 
@@ -181,6 +218,8 @@ impl<T> OnTheWay<T> {
 
 #[cfg(test)]
 mod tests {
+    use pleach_vocabulary::random::Random;
+
     use super::*;
 
     /// A millisecond, and a nanosecond a byte.
@@ -194,6 +233,25 @@ mod tests {
         fn transfer(&mut self, _: Rank, _: Rank, bytes: u64) -> TransferTime {
             TransferTime { latency: Duration::from_millis(1), sending: Duration::from_nanos(bytes) }
         }
+    }
+
+    #[test]
+    fn things_come_out_by_time_and_those_of_one_time_as_they_were_put_in() {
+        let (mut agenda, mut random) = (Agenda::default(), Random::new(4));
+        let (mut expected, mut found, mut now) = (Vec::new(), Vec::new(), Nanos::ZERO);
+        for number in 0..2000_u64 {
+            let at = Nanos(now.0 + random.below(3));
+            agenda.put(at, number);
+            expected.push((at, number));
+            if random.below(2) == 0 {
+                let next = agenda.take().expect("one was put in");
+                now = next.0;
+                found.push(next);
+            }
+        }
+        found.extend(std::iter::from_fn(|| agenda.take()));
+        expected.sort_unstable();
+        assert_eq!(found, expected);
     }
 
     #[test]
