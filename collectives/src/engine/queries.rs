@@ -167,8 +167,8 @@ impl Engine {
         }
     }
 
-    /// Whether a peer that was asked lives; `Err`: that is not known yet, and to be looked at again at
-    /// this time. (A rank that looks too seldom does not know whether an answer has come.)
+    /// Whether a peer that was asked lives; `Err`: that is not known yet, and to be looked at again
+    /// at this time. (A rank that looks too seldom does not know whether an answer has come.)
     pub(crate) fn lives(&self, peer: Rank, now: Nanos) -> Result<bool, Nanos> {
         match self.queries.open.get(&peer) {
             None => Ok(true),

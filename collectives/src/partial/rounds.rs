@@ -498,7 +498,7 @@ impl Rounds {
     }
 
     /// Gives up on the first of these ranks that shows no life, or on the first of them, once it is
-    /// known which of them do.
+    /// known which of them do. There is at least one.
     fn give_up_on_one_of(
         &mut self,
         engine: &mut Engine,
@@ -741,7 +741,12 @@ impl Rounds {
             return;
         };
         let since = *self.waits_since.get_or_insert(now);
-        let (until, waited) = (since + self.timeout + MORE_THAN_RANK_0, now.since(since));
+        let grace = match self.activation.grace_time() {
+            Grace::Fixed(grace) => grace,
+            Grace::Learned { .. } => Duration::ZERO,
+        };
+        let most = self.timeout + grace + MORE_THAN_RANK_0;
+        let (until, waited) = (since + most, now.since(since));
         if now < until {
             self.wake_by(until);
             return;
@@ -751,19 +756,16 @@ impl Rounds {
                 let of = self.words.of(round, self.all_present);
                 (0..self.ranks).filter(|rank| of(*rank) == Readiness::Silent).collect()
             };
-            return self.give_up_on_one_of(engine, &silent, round, waited, now);
+            if !silent.is_empty() {
+                return self.give_up_on_one_of(engine, &silent, round, waited, now);
+            }
         }
         // It is asked again from time to time.
         let times = now.since(until).as_nanos() / MORE_THAN_RANK_0.as_nanos();
         let asked_at = until + MORE_THAN_RANK_0 * times as u32;
         let rank_0 = [0].into_iter().collect();
         let Some(silent) = self.first_without_life(engine, &rank_0, asked_at, now) else { return };
-        let grace = match self.activation.grace_time() {
-            Grace::Fixed(grace) => grace,
-            Grace::Learned { .. } => Duration::ZERO,
-        };
-        let at_last = until + self.timeout + MORE_THAN_RANK_0 + grace;
-        if silent.is_none() && now < at_last {
+        if silent.is_none() && now < until + most {
             return self.wake_by(asked_at + MORE_THAN_RANK_0);
         }
         let is_silent = if silent.is_some() { ", and does not say any more what it is doing" } else { "" };

@@ -109,7 +109,8 @@ impl Group {
         let plain = Self { variant: None, stream: None, ..self.tagged_further(HOSTS_MARK) };
         plain.gather_words(&words, &mut all)?;
         let name = |words: &[u64; HOST_WORDS]| {
-            String::from_utf8_lossy(bytemuck::bytes_of(words)).trim_end_matches('\0').to_owned()
+            let text = String::from_utf8_lossy(bytemuck::bytes_of(words)).into_owned();
+            text.chars().filter(|letter| !letter.is_control()).collect()
         };
         Ok(all.as_chunks().0.iter().map(name).collect())
     }
