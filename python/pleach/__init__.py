@@ -123,8 +123,8 @@ def join(
 
     The launcher of this process says who it is: ``pleach run``, torchrun, mpirun, mpiexec or srun;
     without one it is alone. ``rank`` and ``world_size`` together go before the launcher, and
-    ``rendezvous`` (``tcp://HOST:PORT``, ``file:///DIR``, ``etcd://HOST:PORT/PREFIX`` or
-    ``c10d://HOST:PORT``) before ``PLEACH_RENDEZVOUS``.
+    ``rendezvous`` (``tcp://HOST:PORT``, ``file:///DIR``, ``etcd://HOST:PORT/PREFIX``,
+    ``etcds://HOST:PORT/PREFIX`` or ``c10d://HOST:PORT``) before ``PLEACH_RENDEZVOUS``.
 
     secret_file: the job's secret, in the place of ``PLEACH_SECRET_FILE``; several hosts need one.
     timeout: seconds that a call waits for other ranks, 60 by default. join_timeout: seconds that the

@@ -85,8 +85,9 @@ impl Ends {
     }
 }
 
-/// `ring`, with the cipher first that is the fastest where the processor has AES instructions.
-fn provider() -> CryptoProvider {
+/// `ring`, with the cipher first that is the fastest where the processor has AES instructions. It
+/// has none for versions before TLS 1.3.
+pub(crate) fn provider() -> CryptoProvider {
     use ring::cipher_suite::{
         TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
     };

@@ -43,6 +43,8 @@ pub(crate) use self::absent::KernelReader;
 pub use self::absent::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsHandshake, TlsReader, TlsWriter};
 #[cfg(feature = "tls")]
 use self::ends::Ends;
+#[cfg(feature = "etcd")]
+pub(crate) use self::ends::provider;
 #[cfg(feature = "tls")]
 pub use self::handshake::TlsHandshake;
 #[cfg(feature = "tls")]

@@ -6,19 +6,11 @@
 //! and quorums is tried again until the deadline, on the other nodes too; what it says of rights
 //! and room is an error at once, and so is a certificate that is not trusted.
 //!
-//! Variables of `etcdctl` say who asks, and by which keys:
-//!
-//! | variable | meaning |
-//! | --- | --- |
-//! | `ETCDCTL_CACERT` | for `etcds://`: a file in PEM with the authorities that may have signed the store's certificate |
-//! | `ETCDCTL_CERT`, `ETCDCTL_KEY` | for `etcds://`: files in PEM with this process's certificate and its key |
-//! | `ETCDCTL_USER`, `ETCDCTL_PASSWORD` | the user, `NAME:PASSWORD` or the name alone, and the password |
-//!
-//! A token says which user asks. It ends after minutes, so a request whose token is not taken asks
-//! for a new one, once. Without TLS a password crosses the network in clear, as that of `etcdctl`
-//! does.
+//! Variables of `etcdctl` say who asks, and by which keys ([`Variables`]). A token says which
+//! user asks. A node that has users asks for one: at first, when it has ended, and when users have
+//! changed. Without TLS a password crosses the network in clear, as that of `etcdctl` does. Where a
+//! certificate is not taken, the files are read once more: they may have been renewed.
 
-use std::env::VarError;
 use std::io;
 use std::time::Duration;
 
@@ -36,9 +28,6 @@ use serde_json::{Value, json};
 use ureq::Agent;
 
 const KIND: &str = "etcd";
-
-const USER: &str = "ETCDCTL_USER";
-const PASSWORD: &str = "ETCDCTL_PASSWORD";
 
 /// How long a lease lasts after its last renewal, in seconds.
 const LEASE_S: u64 = 5;
@@ -59,14 +48,16 @@ const SHOWN_BYTES: usize = 48;
 const NOT_FOUND: u64 = 5;
 const PERMISSION_DENIED: u64 = 7;
 const RESOURCE_EXHAUSTED: u64 = 8;
-const FAILED_PRECONDITION: u64 = 9;
 const UNAUTHENTICATED: u64 = 16;
 
 /// How a node with users answers a certificate that would name one: its gateway asks in its stead.
 const NAMED_CERTIFICATE: &[u8] = b"CommonName of client";
 
-/// How a node says that it knows a token no longer.
-const OLD_TOKEN: &str = "invalid auth token";
+/// How a node asks who asks: there is no token, it has ended, or it is older than the users.
+const TOKEN_WANTED: [&str; 3] = ["user name is empty", "invalid auth token", "revision of auth store is old"];
+
+/// How a node says that a user or a password is wrong.
+const NO_USER: &str = "invalid user ID or password";
 
 /// See the module.
 pub(super) struct EtcdStore {
@@ -80,49 +71,62 @@ pub(super) struct EtcdStore {
     address: String,
 }
 
+/// The variables that name files in PEM: the authorities that may have signed the store's
+/// certificate, this process's certificate, and its key.
+const FILES: [&str; 3] = ["ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"];
+
+/// What the variables of `etcdctl` say.
+#[derive(Clone, Default)]
+struct Variables {
+    files: [Option<String>; FILES.len()],
+    /// `ETCDCTL_USER`: `NAME:PASSWORD`, or the name alone.
+    user: Option<String>,
+    /// `ETCDCTL_PASSWORD`
+    password: Option<String>,
+}
+
+impl Variables {
+    fn from_env() -> Self {
+        let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let text = |name| value(name).map(|value| value.to_string_lossy().into_owned());
+        Self { files: FILES.map(text), user: text("ETCDCTL_USER"), password: text("ETCDCTL_PASSWORD") }
+    }
+}
+
 /// How a store is asked, and by whom. Copies share the connections.
 #[derive(Clone)]
 struct Access {
+    variables: Variables,
     agent: Agent,
     is_private: bool,
     user: Option<(String, String)>,
 }
 
 impl Access {
-    /// As the variables say; with TLS or without.
-    fn from_env(is_private: bool) -> Result<Self, OutsideError> {
-        Self::new(is_private, |name| match std::env::var(name) {
-            Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
-            Err(VarError::NotPresent) => Ok(None),
-            Err(VarError::NotUnicode(_)) => {
-                Err(OutsideError::Access { problem: format!("{name} is no UTF-8") })
-            }
-        })
-    }
-
-    /// As variables of these names and values say.
-    fn new(
-        is_private: bool,
-        variable: impl Fn(&str) -> Result<Option<String>, OutsideError>,
-    ) -> Result<Self, OutsideError> {
+    /// As the variables say; with TLS or without. Reads the files that they name.
+    fn new(is_private: bool, variables: Variables) -> Result<Self, OutsideError> {
         // Neither a proxy nor another address: what is named is asked.
         let config = Agent::config_builder().http_status_as_error(false).max_redirects(0).proxy(None);
         #[cfg(feature = "tls")]
-        let config = if is_private { config.tls_config(super::etcd_tls::config(&variable)?) } else { config };
+        let config = if is_private {
+            let file = |number: usize| (FILES[number], variables.files[number].as_deref());
+            config.tls_config(super::etcd_tls::config([file(0), file(1), file(2)]).map_err(unusable)?)
+        } else {
+            config
+        };
         #[cfg(not(feature = "tls"))]
         if is_private {
-            let problem = "this program was built without the feature 'tls'".to_owned();
-            return Err(OutsideError::Access { problem });
+            return Err(OutsideError::NotBuilt { feature: "tls" });
         }
-        let user = match (variable(USER)?, variable(PASSWORD)?) {
-            (Some(user), Some(password)) => Some((user, password)),
+        let user = match (&variables.user, &variables.password) {
+            (Some(user), Some(password)) => Some((user.clone(), password.clone())),
             (Some(user), None) => {
-                let (name, password) = user.split_once(':').unwrap_or((&user, ""));
+                let (name, password) = user.split_once(':').unwrap_or((user, ""));
                 Some((name.to_owned(), password.to_owned()))
             }
             (None, _) => None,
         };
-        Ok(Self { agent: config.build().into(), is_private, user })
+        Ok(Self { variables, agent: config.build().into(), is_private, user })
     }
 
     /// The first part of its address in rendezvous.
@@ -135,23 +139,33 @@ impl Access {
         if self.is_private { "https" } else { "http" }
     }
 
-    /// What TLS has against the other end, if the error is one of TLS.
+    /// What TLS has against the other end, or it against this one, if that stays so. What passes,
+    /// such as an alert while the store gets other files, is nothing of this kind.
+    #[cfg(feature = "tls")]
     fn fault(error: &ureq::Error) -> Option<String> {
-        match error {
-            #[cfg(feature = "tls")]
-            ureq::Error::Rustls(error) => Some(error.to_string()),
-            #[cfg(feature = "tls")]
-            ureq::Error::Io(error) => Some(error.get_ref()?.downcast_ref::<rustls::Error>()?.to_string()),
-            ureq::Error::Tls(reason) => Some((*reason).to_owned()),
-            _ => None,
-        }
+        let error = match error {
+            ureq::Error::Rustls(error) => error,
+            ureq::Error::Io(error) => error.get_ref()?.downcast_ref::<rustls::Error>()?,
+            ureq::Error::Tls(reason) => return Some((*reason).to_owned()),
+            _ => return None,
+        };
+        super::etcd_tls::stays(error).then(|| error.to_string())
     }
+
+    #[cfg(not(feature = "tls"))]
+    fn fault(_: &ureq::Error) -> Option<String> {
+        None
+    }
+}
+
+fn unusable(problem: String) -> OutsideError {
+    OutsideError::Access { problem }
 }
 
 impl EtcdStore {
     /// A store that is asked as the variables of `etcdctl` say, with TLS or without.
     pub(super) fn open(is_private: bool, places: Vec<Place>, prefix: &str) -> Result<Self, OutsideError> {
-        Ok(Self::new(Access::from_env(is_private)?, places, prefix))
+        Ok(Self::new(Access::new(is_private, Variables::from_env())?, places, prefix))
     }
 
     fn new(access: Access, places: Vec<Place>, prefix: &str) -> Self {
@@ -168,7 +182,7 @@ impl EtcdStore {
     fn request(&mut self, method: &str, body: &Value, deadline: Nanos) -> Result<Value, OutsideError> {
         let body = body.to_string();
         retried(deadline, || {
-            let mut last = None;
+            let (mut passing, mut staying) = (None, None);
             for step in 0..self.places.len() {
                 let node = (self.node + step) % self.places.len();
                 match self.ask(node, method, &body, deadline) {
@@ -177,32 +191,40 @@ impl EtcdStore {
                         return Ok(answer);
                     }
                     Err(error @ (OutsideError::Unreachable { .. } | OutsideError::NotReady { .. })) => {
-                        last = Some(error);
+                        passing = Some(error);
                     }
+                    // Another node may have another certificate.
+                    Err(error @ OutsideError::Access { .. }) => staying = Some(error),
                     Err(error) => return Err(error),
                 }
                 if now() >= deadline {
                     break;
                 }
             }
-            Err(last.expect("there is a node"))
+            Err(passing.or(staying).expect("there is a node"))
         })
     }
 
+    /// A request to one node. Says who asks if the node wants to know, and reads the files of TLS
+    /// once more if they may have been renewed.
     fn ask(&mut self, node: usize, method: &str, body: &str, deadline: Nanos) -> Result<Value, OutsideError> {
-        if self.token.is_none() {
-            self.authenticate(node, deadline)?;
-        }
         match self.post(node, method, body, deadline) {
-            Err(OutsideError::Refused { reason, .. }) if reason.contains(OLD_TOKEN) => {
+            Err(error) if wants_token(&error) && self.access.user.is_some() => {
                 self.authenticate(node, deadline)?;
+                self.post(node, method, body, deadline)
+            }
+            Err(error @ OutsideError::Access { .. }) => {
+                let Ok(access) = Access::new(self.access.is_private, self.access.variables.clone()) else {
+                    return Err(error);
+                };
+                self.access = access;
                 self.post(node, method, body, deadline)
             }
             answer => answer,
         }
     }
 
-    /// Asks for a token, if this process is a user.
+    /// Asks for a token.
     fn authenticate(&mut self, node: usize, deadline: Nanos) -> Result<(), OutsideError> {
         self.token = None;
         let Some((name, password)) = &self.access.user else { return Ok(()) };
@@ -221,7 +243,7 @@ impl EtcdStore {
         let request = request.config().timeout_global(Some(left)).build();
         let unreachable = |error: ureq::Error| {
             if let Some(reason) = Access::fault(&error) {
-                return OutsideError::Access { problem: format!("{} ({reason})", address()) };
+                return unusable(format!("{} ({reason})", address()));
             }
             let source = match error {
                 ureq::Error::Io(error) => error,
@@ -250,11 +272,8 @@ fn read_answer(status: u16, answer: &[u8], address: &dyn Fn() -> String) -> Resu
         answer: answer[..answer.len().min(SHOWN_BYTES)].to_vec(),
     };
     if answer.starts_with(NAMED_CERTIFICATE) {
-        let problem = format!(
-            "{} has users, and takes no certificate with a CommonName over HTTP; give one without",
-            address()
-        );
-        return Err(OutsideError::Access { problem });
+        let reason = "it has users, and takes no certificate with a CommonName over HTTP".to_owned();
+        return Err(OutsideError::Refused { address: address(), reason });
     }
     let value: Value = serde_json::from_slice(answer).map_err(|_| foreign())?;
     if status == 200 {
@@ -270,16 +289,21 @@ fn read_answer(status: u16, answer: &[u8], address: &dyn Fn() -> String) -> Resu
     let code = value.get("code").and_then(Value::as_u64).unwrap_or(0);
     Err(match code {
         RESOURCE_EXHAUSTED => OutsideError::Full { address, reason },
-        // A lease that has run out is not found. A user fails a precondition where there are none.
-        NOT_FOUND | PERMISSION_DENIED | FAILED_PRECONDITION | UNAUTHENTICATED => {
-            OutsideError::Refused { address, reason }
-        }
-        // "user name is empty", "invalid user ID or password": it has users, and this is none.
-        _ if status == 401 || status == 403 || reason.contains("user") => {
+        // A lease that has run out is not found.
+        NOT_FOUND | PERMISSION_DENIED | UNAUTHENTICATED => OutsideError::Refused { address, reason },
+        _ if status == 401 || status == 403 || reason.contains(NO_USER) || is_about_token(&reason) => {
             OutsideError::Refused { address, reason }
         }
         _ => OutsideError::NotReady { address, reason },
     })
+}
+
+fn is_about_token(reason: &str) -> bool {
+    TOKEN_WANTED.iter().any(|text| reason.contains(text))
+}
+
+fn wants_token(error: &OutsideError) -> bool {
+    matches!(error, OutsideError::Refused { reason, .. } if is_about_token(reason))
 }
 
 /// The first value among these, in base64.
@@ -344,7 +368,8 @@ impl OutsideStore for EtcdStore {
     }
 
     fn again(&self) -> Box<dyn OutsideStore> {
-        Box::new(Self::new(self.access.clone(), self.places.clone(), &self.prefix))
+        let again = Self::new(self.access.clone(), self.places.clone(), &self.prefix);
+        Box::new(Self { token: self.token.clone(), ..again })
     }
 
     fn exchange(
@@ -456,22 +481,23 @@ mod tests {
 
     #[test]
     fn a_user_has_a_password_of_its_own_or_behind_its_name() {
-        let user = |variables: &[(&str, &str)]| {
-            let found = |name: &str| variables.iter().find(|(of, _)| *of == name);
-            let variable = |name: &str| Ok(found(name).map(|(_, value)| (*value).to_owned()));
-            Access::new(false, variable).expect("it is one").user
+        let user = |user: Option<&str>, password: Option<&str>| {
+            let own = |text: Option<&str>| text.map(str::to_owned);
+            let variables = Variables { user: own(user), password: own(password), ..Variables::default() };
+            Access::new(false, variables).expect("it is one").user
         };
         let pair = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
-        assert_eq!(user(&[]), None);
-        assert_eq!(user(&[(USER, "ann:se:cret")]), pair("ann", "se:cret"));
-        assert_eq!(user(&[(USER, "ann"), (PASSWORD, "secret")]), pair("ann", "secret"));
-        assert_eq!(user(&[(PASSWORD, "secret")]), None);
+        assert_eq!(user(None, None), None);
+        assert_eq!(user(Some("ann:se:cret"), None), pair("ann", "se:cret"));
+        assert_eq!(user(Some("ann"), Some("secret")), pair("ann", "secret"));
+        assert_eq!(user(None, Some("secret")), None);
     }
 
     /// Where an etcd of tests is, and what it is told of certificates.
     #[cfg(feature = "tls")]
-    fn private_etcd(asks_for_certificates: bool) -> Option<crate::outside_stores::Etcd> {
-        let (own, key, authority) = (file("store.pem"), file("store.key"), file("store-authority.pem"));
+    fn private_etcd(of: &str, asks_for_certificates: bool) -> Option<crate::outside_stores::Etcd> {
+        let (own, key) = (file(&format!("{of}.pem")), file(&format!("{of}.key")));
+        let authority = file("store-authority.pem");
         let mut options = vec!["--cert-file", &own, "--key-file", &key];
         if asks_for_certificates {
             options.extend(["--client-cert-auth", "--trusted-ca-file", &authority]);
@@ -484,13 +510,18 @@ mod tests {
         format!("{}/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"))
     }
 
-    /// A store with the variables of `etcdctl`.
     #[cfg(feature = "tls")]
-    fn store_with(etcd: &crate::outside_stores::Etcd, variables: &[(&str, &str)]) -> EtcdStore {
-        let found = |name: &str| variables.iter().find(|(of, _)| *of == name);
-        let access = Access::new(true, |name| Ok(found(name).map(|(_, value)| (*value).to_owned())));
+    fn variables(authority: &str, own: Option<(&str, &str)>, user: Option<&str>) -> Variables {
+        let files = [Some(authority), own.map(|(certificate, _)| certificate), own.map(|(_, key)| key)];
+        let files = files.map(|file| file.map(str::to_owned));
+        Variables { files, user: user.map(str::to_owned), password: None }
+    }
+
+    #[cfg(feature = "tls")]
+    fn store_with(etcd: &crate::outside_stores::Etcd, variables: Variables) -> EtcdStore {
         let place = Place { host: "127.0.0.1".to_owned(), port: etcd.port(0) };
-        EtcdStore::new(access.expect("the files are there"), vec![place], "of-a-test")
+        let access = Access::new(true, variables).expect("the files are there");
+        EtcdStore::new(access, vec![place], "of-a-test")
     }
 
     #[cfg(feature = "tls")]
@@ -513,12 +544,11 @@ mod tests {
     #[cfg(feature = "tls")]
     #[test]
     fn an_etcd_with_tls_and_this_process_look_at_each_others_certificates() {
-        let Some(etcd) = private_etcd(true) else {
+        let Some(etcd) = private_etcd("store", true) else {
             return crate::skipped::skip("etcd is not installed (Debian's package etcd-server)");
         };
         let (authority, own, key) = (file("store-authority.pem"), file("store.pem"), file("store.key"));
-        let files = [("ETCDCTL_CACERT", &*authority), ("ETCDCTL_CERT", &own), ("ETCDCTL_KEY", &key)];
-        let mut store = store_with(&etcd, &files);
+        let mut store = store_with(&etcd, variables(&authority, Some((&own, &key)), None));
         let put = Change { expected: None, value: b"a", lease: None };
         assert_eq!(store.exchange("key", put, late()).expect("is asked"), Exchanged::Written);
         assert!(store.address().starts_with("etcds://127.0.0.1:"), "{}", store.address());
@@ -526,8 +556,8 @@ mod tests {
         // Another authority, and no certificate of its own: at once, and by name. Which name of the
         // second one depends on the version of the store.
         let began = now();
-        let foreign = store_with(&etcd, &[("ETCDCTL_CACERT", &file("other-authority.pem"))]);
-        let nobody = store_with(&etcd, &files[..1]);
+        let foreign = store_with(&etcd, variables(&file("other-authority.pem"), None, None));
+        let nobody = store_with(&etcd, variables(&authority, None, None));
         for (mut store, reason) in [(foreign, "UnknownIssuer"), (nobody, "Certificate")] {
             let error = store.read("key", late()).expect_err("one does not trust the other");
             let text = error.to_string();
@@ -542,28 +572,82 @@ mod tests {
 
     #[cfg(feature = "tls")]
     #[test]
+    fn certificates_that_are_renewed_are_read_again_and_a_node_with_another_one_harms_nobody() {
+        let (Some(etcd), Some(other)) = (private_etcd("store", true), private_etcd("rank", false)) else {
+            return crate::skipped::skip("etcd is not installed (Debian's package etcd-server)");
+        };
+        let folder = std::env::temp_dir().join(format!("pleach-etcd-files-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let own = |name: &str| folder.join(name).to_str().expect("is UTF-8").to_owned();
+        let (certificate, key) = (own("own.pem"), own("own.key"));
+        let copy = |from: &str, to: &str| {
+            std::fs::copy(file(from), to).expect("can be written");
+        };
+        copy("foreign.pem", &certificate);
+        copy("foreign.key", &key);
+        let authority = file("store-authority.pem");
+        let mut store = store_with(&etcd, variables(&authority, Some((&certificate, &key)), None));
+        let error = store.read("key", late()).expect_err("it is another authority's");
+        assert!(matches!(error, OutsideError::Access { .. }), "{error}");
+        copy("store.pem", &certificate);
+        copy("store.key", &key);
+        assert_eq!(store.read("key", late()).expect("it is renewed"), None);
+        std::fs::remove_dir_all(&folder).expect("it is there");
+
+        // The first node's certificate is another authority's.
+        let [first, second] =
+            [other.port(0), etcd.port(0)].map(|port| Place { host: "127.0.0.1".to_owned(), port });
+        let own = (file("store.pem"), file("store.key"));
+        let access = Access::new(true, variables(&authority, Some((&own.0, &own.1)), None));
+        let access = access.expect("the files are there");
+        let mut alone = EtcdStore::new(access.clone(), vec![first.clone()], "of-a-test");
+        let error = alone.read("key", late()).expect_err("it is not trusted");
+        assert!(matches!(error, OutsideError::Access { .. }), "{error}");
+        let mut both = EtcdStore::new(access, vec![first, second], "of-a-test");
+        assert_eq!(both.read("key", late()).expect("the second node answers"), None);
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
     fn an_etcd_with_users_is_asked_with_a_password() {
-        let Some(etcd) = private_etcd(false) else {
+        let Some(etcd) = private_etcd("store", false) else {
             return crate::skipped::skip("etcd is not installed (Debian's package etcd-server)");
         };
         let authority = file("store-authority.pem");
-        let with = |user: &str| store_with(&etcd, &[("ETCDCTL_CACERT", &authority), ("ETCDCTL_USER", user)]);
-        let mut store = store_with(&etcd, &[("ETCDCTL_CACERT", &authority)]);
+        let with = |user: Option<&str>| store_with(&etcd, variables(&authority, None, user));
+        let mut store = with(None);
         let put = Change { expected: None, value: b"a", lease: None };
         store.exchange("key", put, late()).expect("it has no users");
-        // A user where there are none.
-        let error = with("root:of-a-test").read("key", late()).expect_err("it has no users");
-        assert!(matches!(error, OutsideError::Refused { .. }), "{error}");
+        // A user where there are none is not asked who it is.
+        let found = with(Some("root:of-a-test")).read("key", late());
+        assert_eq!(found.expect("it has no users"), Some(b"a".to_vec()));
         has_users(&mut store);
-        for mut denied in [store, with("root:of-another-test"), with("nobody:at-all")] {
+        for mut denied in [store, with(Some("root:of-another-test")), with(Some("nobody:at-all"))] {
             let error = denied.read("key", late()).expect_err("it is no user");
             assert!(matches!(error, OutsideError::Refused { .. }), "{error}");
         }
-        let mut store = with("root:of-a-test");
+        let mut store = with(Some("root:of-a-test"));
         assert_eq!(store.read("key", late()).expect("is a user"), Some(b"a".to_vec()));
         // As after the token's end.
         store.token = Some("old".to_owned());
         assert_eq!(store.read("key", late()).expect("says again who it is"), Some(b"a".to_vec()));
         assert_ne!(store.token.as_deref(), Some("old"));
+    }
+
+    #[test]
+    fn a_token_is_asked_for_where_it_is_missing_has_ended_or_is_older_than_the_users() {
+        let address = || "etcd://a:1/b".to_owned();
+        let read = |text: &str| read_answer(400, text.as_bytes(), &address).expect_err("it is refused");
+        for text in ["user name is empty", "invalid auth token", "revision of auth store is old"] {
+            let text = format!(r#"{{"error":"etcdserver: {text}","code":3}}"#);
+            assert!(wants_token(&read(&text)), "{text}");
+        }
+        let wrong =
+            read(r#"{"error":"etcdserver: authentication failed, invalid user ID or password","code":3}"#);
+        assert!(matches!(wrong, OutsideError::Refused { .. }) && !wants_token(&wrong), "{wrong}");
+        for (code, text) in [(9, "etcdserver: rpc not supported for learner"), (14, "dial etcd.users.svc")] {
+            let text = format!(r#"{{"error":"{text}","code":{code}}}"#);
+            assert!(matches!(read(&text), OutsideError::NotReady { .. }), "{text}");
+        }
     }
 }

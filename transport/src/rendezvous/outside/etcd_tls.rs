@@ -1,106 +1,140 @@
-//! By which keys an etcd is asked: files in PEM that variables of `etcdctl` name. TLS is version 1.3
-//! by rustls, and the store's certificate has to be for the address that is asked.
+//! TLS 1.3 to an etcd, by rustls, with the files in PEM that variables of `etcdctl` name. The store's
+//! certificate has to be for the address that is asked. An error is what is wrong.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
-use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
+use rustls::{AlertDescription, Error};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
-use super::OutsideError;
-
-const AUTHORITY: &str = "ETCDCTL_CACERT";
-const CERTIFICATE: &str = "ETCDCTL_CERT";
-const KEY: &str = "ETCDCTL_KEY";
+use crate::tls;
 
 /// A variable, and the file that it names.
-type Named = (&'static str, PathBuf);
+type Named<'a> = (&'static str, &'a str);
 
-/// What the variables of these names and values say.
+/// What the files of the authorities, of this process's certificate and of its key say.
 pub(super) fn config(
-    variable: impl Fn(&str) -> Result<Option<String>, OutsideError>,
-) -> Result<TlsConfig, OutsideError> {
-    let file = |name| variable(name).map(|path| path.map(|path| (name, PathBuf::from(path))));
-    let (authority, certificate, key) = (file(AUTHORITY)?, file(CERTIFICATE)?, file(KEY)?);
-    let authority = authority.ok_or_else(|| problem(format!("{AUTHORITY} is not set")))?;
-    let roots = RootCerts::new_with_certs(&certificates(&authority)?);
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    [authority, certificate, key]: [(&'static str, Option<&str>); 3],
+) -> Result<TlsConfig, String> {
+    let named = authority.1.map(|file| (authority.0, file));
+    let named = named.ok_or_else(|| format!("{} is not set", authority.0))?;
+    let roots: Vec<_> = certificates(named)?.iter().map(for_ureq).collect();
+    let provider = Arc::new(tls::provider());
     let own = match (certificate, key) {
-        (None, None) => None,
-        (Some(certificate), Some(key)) => {
-            let (chain, private_key) = (certificates(&certificate)?, private_key(&key)?);
-            check(&chain, &private_key, &provider).map_err(|reason| named(&key, &reason))?;
-            Some(ClientCert::new_with_certs(&chain, private_key))
+        ((_, None), (_, None)) => None,
+        ((of_certificate, Some(certificate)), (of_key, Some(key))) => {
+            let chain = certificates((of_certificate, certificate))?;
+            let own: Vec<_> = chain.iter().map(for_ureq).collect();
+            let private_key = private_key((of_key, key), chain, &provider)?;
+            Some(ClientCert::new_with_certs(&own, private_key))
         }
-        (Some(_), None) => return Err(problem(format!("{CERTIFICATE} is set without {KEY}"))),
-        (None, Some(_)) => return Err(problem(format!("{KEY} is set without {CERTIFICATE}"))),
+        ((present, Some(_)), (absent, None)) | ((absent, None), (present, Some(_))) => {
+            return Err(format!("{present} is set without {absent}"));
+        }
     };
-    let config = TlsConfig::builder().root_certs(roots).client_cert(own);
+    let config = TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots)).client_cert(own);
     Ok(config.unversioned_rustls_crypto_provider(provider).build())
 }
 
-/// Whether the key is that of the certificate; ureq would panic.
-fn check(chain: &[Certificate<'_>], key: &PrivateKey<'_>, provider: &CryptoProvider) -> Result<(), String> {
-    let der = |certificate: &Certificate<'_>| CertificateDer::from(certificate.der().to_vec());
-    let key = PrivateKeyDer::try_from(key.der().to_vec()).map_err(str::to_owned)?;
-    let certified = CertifiedKey::from_der(chain.iter().map(der).collect(), key, provider);
-    certified.map(drop).map_err(|error| error.to_string())
+/// Whether another attempt has the same error: one end does not take the other's certificate or
+/// version.
+pub(super) fn stays(error: &Error) -> bool {
+    use AlertDescription::{
+        AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
+        CertificateUnknown, ProtocolVersion, UnknownCA, UnsupportedCertificate,
+    };
+    match error {
+        Error::InvalidCertificate(_) | Error::PeerIncompatible(_) | Error::InvalidMessage(_) => true,
+        Error::AlertReceived(alert) => matches!(
+            alert,
+            AccessDenied
+                | BadCertificate
+                | CertificateExpired
+                | CertificateRequired
+                | CertificateRevoked
+                | CertificateUnknown
+                | ProtocolVersion
+                | UnknownCA
+                | UnsupportedCertificate
+        ),
+        _ => false,
+    }
 }
 
-fn named((variable, path): &Named, reason: &str) -> OutsideError {
-    problem(format!("{variable}={} ({reason})", path.display()))
+fn for_ureq(certificate: &CertificateDer<'_>) -> Certificate<'static> {
+    Certificate::from_der(certificate).to_owned()
 }
 
-fn items(of: &Named) -> Result<Vec<PemItem<'static>>, OutsideError> {
-    let bytes = std::fs::read(&of.1).map_err(|error| named(of, &error.to_string()))?;
-    parse_pem(&bytes).map(|item| item.map_err(|error| named(of, &error.to_string()))).collect()
+fn wrong((variable, path): Named<'_>, reason: &str) -> String {
+    format!("{variable}={path} ({reason})")
 }
 
-fn certificates(of: &Named) -> Result<Vec<Certificate<'static>>, OutsideError> {
-    let found = items(of)?.into_iter().filter_map(|item| match item {
-        PemItem::Certificate(certificate) => Some(certificate),
-        _ => None,
-    });
-    let found: Vec<_> = found.collect();
-    if found.is_empty() { Err(named(of, "it has no certificate")) } else { Ok(found) }
+fn certificates(of: Named<'_>) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found = CertificateDer::pem_file_iter(of.1).map_err(|error| wrong(of, &error.to_string()))?;
+    let found: Result<Vec<_>, _> = found.collect();
+    let found = found.map_err(|error| wrong(of, &error.to_string()))?;
+    if found.is_empty() { Err(wrong(of, "it has no certificate")) } else { Ok(found) }
 }
 
-fn private_key(of: &Named) -> Result<PrivateKey<'static>, OutsideError> {
-    let key = items(of)?.into_iter().find_map(|item| match item {
-        PemItem::PrivateKey(key) => Some(key),
-        _ => None,
-    });
-    key.ok_or_else(|| named(of, "it has no key"))
-}
-
-fn problem(problem: String) -> OutsideError {
-    OutsideError::Access { problem }
+/// The key, which must be that of the certificate: ureq would panic.
+fn private_key(
+    of: Named<'_>,
+    chain: Vec<CertificateDer<'static>>,
+    provider: &CryptoProvider,
+) -> Result<PrivateKey<'static>, String> {
+    let bytes = std::fs::read(of.1).map_err(|error| wrong(of, &error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| wrong(of, &error.to_string()))?;
+    CertifiedKey::from_der(chain, key, provider).map_err(|error| wrong(of, &error.to_string()))?;
+    PrivateKey::from_pem(&bytes).map_err(|error| wrong(of, &error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn told([authority, certificate, key]: [&Option<String>; 3]) -> Result<(), String> {
+        let files = [
+            ("ETCDCTL_CACERT", authority.as_deref()),
+            ("ETCDCTL_CERT", certificate.as_deref()),
+            ("ETCDCTL_KEY", key.as_deref()),
+        ];
+        config(files).map(drop)
+    }
+
     #[test]
     fn files_that_do_not_fit_are_named_with_their_variables() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates/");
         let file = |name: &str| format!("{folder}{name}");
-        let refused = |variables: &[(&str, String)], words: &[&str]| {
-            let found = |name: &str| variables.iter().find(|(of, _)| *of == name);
-            let error = config(|name| Ok(found(name).map(|(_, value)| value.clone())));
-            let error = error.expect_err("one is wrong").to_string();
+        let refused = |[authority, certificate, key]: [Option<&str>; 3], words: &[&str]| {
+            let [authority, certificate, key] = [authority, certificate, key].map(|name| name.map(file));
+            let error = told([&authority, &certificate, &key]).expect_err("one is wrong");
             assert!(words.iter().all(|word| error.contains(word)), "{error}: {words:?}");
         };
-        refused(&[], &["ETCDCTL_CACERT is not set", "set ETCDCTL_CACERT"]);
-        refused(&[(AUTHORITY, file("absent.pem"))], &["ETCDCTL_CACERT=", "absent.pem", "No such file"]);
-        refused(&[(AUTHORITY, file("rank.key"))], &["ETCDCTL_CACERT=", "rank.key (it has no certificate)"]);
-        let authority = (AUTHORITY, file("authority.pem"));
-        refused(&[authority.clone(), (CERTIFICATE, file("rank.pem"))], &["without ETCDCTL_KEY"]);
-        let foreign = [authority.clone(), (CERTIFICATE, file("rank.pem")), (KEY, file("foreign.key"))];
-        refused(&foreign, &["ETCDCTL_KEY=", "foreign.key", "KeyMismatch"]);
-        let without_key = [authority, (CERTIFICATE, file("rank.pem")), (KEY, file("rank.pem"))];
-        refused(&without_key, &["ETCDCTL_KEY=", "rank.pem (it has no key)"]);
+        refused([None, None, None], &["ETCDCTL_CACERT is not set"]);
+        refused([Some("absent.pem"), None, None], &["ETCDCTL_CACERT=", "absent.pem", "No such file"]);
+        refused([Some("rank.key"), None, None], &["ETCDCTL_CACERT=", "rank.key (it has no certificate)"]);
+        let authority = Some("authority.pem");
+        refused([authority, Some("rank.pem"), None], &["without ETCDCTL_KEY"]);
+        refused([authority, None, Some("rank.key")], &["without ETCDCTL_CERT"]);
+        refused([authority, Some("rank.pem"), Some("rank.pem")], &["ETCDCTL_KEY=", "rank.pem"]);
+        let foreign = [authority, Some("rank.pem"), Some("foreign.key")];
+        refused(foreign, &["ETCDCTL_KEY=", "foreign.key", "KeyMismatch"]);
+    }
+
+    /// A key in a form that its label does not say: refused, and no panic at the first connection.
+    #[test]
+    fn a_key_of_another_form_than_its_label_says_is_refused() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates/");
+        let text = std::fs::read_to_string(format!("{folder}rank.key")).expect("it is there");
+        let path = std::env::temp_dir().join(format!("pleach-mislabelled-{}.key", std::process::id()));
+        std::fs::write(&path, text.replace("PRIVATE KEY", "RSA PRIVATE KEY")).expect("can be written");
+        let own = |name: &str| Some(format!("{folder}{name}"));
+        let key = path.to_str().map(str::to_owned);
+        let error = told([&own("authority.pem"), &own("rank.pem"), &key]).expect_err("it is no key of RSA");
+        assert!(error.contains("ETCDCTL_KEY="), "{error}");
+        std::fs::remove_file(path).expect("it is there");
     }
 }

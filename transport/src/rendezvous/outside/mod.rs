@@ -73,7 +73,7 @@ pub enum OutsideError {
     },
     /// This process and an etcd do not agree by which keys they talk.
     #[error(
-        "no TLS to etcd: {problem}; for etcds:// set ETCDCTL_CACERT, and ETCDCTL_CERT and ETCDCTL_KEY if it asks for a \
+        "no TLS to etcd: {problem}; set ETCDCTL_CACERT, and ETCDCTL_CERT and ETCDCTL_KEY if the store asks for a \
          certificate, as for etcdctl"
     )]
     Access {
@@ -121,8 +121,11 @@ pub enum OutsideError {
         address: String,
     },
     /// The program was built without it.
-    #[error("no etcd: this program was built without it; build it with the feature 'etcd'")]
-    NotBuilt,
+    #[error("no etcd: this program was built without the feature '{feature}'; build it with it")]
+    NotBuilt {
+        /// The feature.
+        feature: &'static str,
+    },
     /// A folder cannot be used.
     #[error("store folder unusable: {path} ({source}); name a folder that all hosts can write")]
     Folder {
@@ -225,7 +228,7 @@ pub(super) fn store_of(rendezvous: &Rendezvous) -> Result<Option<Box<dyn Outside
             Ok(Some(Box::new(etcd::EtcdStore::open(*is_private, places.clone(), prefix)?)))
         }
         #[cfg(not(feature = "etcd"))]
-        Rendezvous::Etcd { .. } => Err(OutsideError::NotBuilt),
+        Rendezvous::Etcd { .. } => Err(OutsideError::NotBuilt { feature: "etcd" }),
         _ => Ok(None),
     }
 }
