@@ -106,9 +106,14 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    let installed = Some(INSTALLED.to_owned()).filter(|python| Path::new(python).exists());
-    let python = arguments.tensorflow.clone().or(installed);
-    let mut tensorflow = python.as_deref().map(TensorFlow::start).transpose()?;
+    let mut tensorflow = match arguments.tensorflow.as_deref() {
+        Some(python) => Some(TensorFlow::start(python)?),
+        None if Path::new(INSTALLED).exists() => {
+            let started = TensorFlow::start(INSTALLED);
+            started.inspect_err(|error| println!("no steps of TensorFlow: {error}")).ok()
+        }
+        None => None,
+    };
     let mut page = head();
     print!("{page}");
     for size in &arguments.sizes {

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timezone
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tensorflow.md"
@@ -125,7 +125,17 @@ def when() -> str:
     """When and where figures are measured, as a sentence."""
     day = datetime.now(timezone.utc).strftime("%-d %B %Y")
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-    return f"TensorFlow {version('tensorflow')}, {day}, load before it {load}."
+    return f"TensorFlow {installed()}, {day}, load before it {load}."
+
+
+def installed() -> str:
+    """The version of TensorFlow, whose package has several names."""
+    for name in ("tensorflow", "tensorflow-cpu", "tensorflow-intel"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            pass
+    return "of this environment"
 
 
 def write(name: str, text: str) -> None:

@@ -68,10 +68,11 @@ def main() -> None:
         for way, arguments in WAYS.items():
             runs[way].append(run(arguments, options.loss))
     ends = {way: {one[:2] for one in of_way} for way, of_way in runs.items()}
-    if len(set.union(*ends.values())) != 1:
-        raise SystemExit(f"the runs do not compute the same: {ends}")
+    is_same = len(set.union(*ends.values())) == 1
     written = f"{begun} Medians of {options.rounds} runs.\n\n{table(runs)}"
     print(written)
+    if not is_same:
+        raise SystemExit(f"the runs do not end with the same loss after the same steps: {ends}")
     if options.write_docs:
         write("trained", written)
 
