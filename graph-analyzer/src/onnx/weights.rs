@@ -1,9 +1,9 @@
 //! The files in which weights are: whether they are there, and their bytes.
 //!
-//! Nothing else of this crate touches a file. [`check_weight_files`] asks the file system for their
-//! lengths. [`WeightFiles`] maps a file once for all weights of a part, and its bytes are copied
-//! from the page cache into the part's model, and nowhere else before. Weights never cross between
-//! ranks, so registering them would only pin memory.
+//! Nothing else of this crate touches a file. [`check_weight_files`] asks the file system for the
+//! lengths of files. [`WeightFiles`] maps a file once for all weights of a part. The weights are
+//! copied once, from the page cache into the part's model. Weights never cross between ranks, so
+//! registering them would only pin memory.
 //!
 //! **Invariant:** a weight lies in its file, or it is an error. Until the last of its bytes is
 //! dropped, the file must not be shortened: the system ends a process that reads behind the end of

@@ -43,7 +43,7 @@ fn length(buffer: &Buffer) -> u64 {
 }
 
 /// Places buffers in this order.
-pub(super) fn in_order(buffers: &[Buffer], order: &[usize]) -> MemoryPlan {
+fn in_order(buffers: &[Buffer], order: &[usize]) -> MemoryPlan {
     let mut offsets = vec![0; buffers.len()];
     // What was placed, in order of offset.
     let mut placed: Vec<usize> = Vec::with_capacity(buffers.len());
