@@ -8,6 +8,10 @@
 //! allocates at its offset there. A site that holds a tensor that crosses allocates in registered
 //! memory instead, a place for each slot of the tensor.
 //!
+//! A later run may be another one: its inputs have another shape. Then sites miss their places, and
+//! the next plan follows this run. A value that lives on in a place stays there, and the next plan
+//! has an arena of its own.
+//!
 //! A runtime may use a buffer for several values, one after another. The result is in it at the
 //! end, and only then it is sent, so this does no harm: peers read the memory after the signal.
 //!
@@ -22,18 +26,15 @@ use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use pleach_transport::Slice;
 
 use super::channels::SLOT_ALIGN_BYTES;
-use super::trace::{Assigned, Places, Trace};
+use super::trace::{Assigned, PLACES_MAX, Places, TABLES, Trace};
 pub use super::trace::{COUNTED_BYTES, Site};
 
 /// Most tracers of a process at a time: tests have ranks that are threads.
 const TRACERS_MAX: usize = 8;
-
-/// Most plans that a tracer makes: a program whose sizes always change is not planned for ever.
-const PLANS_MAX: u32 = 8;
 
 /// The global allocator of a program that runs parts of graphs.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +51,7 @@ static DESKS_USED: AtomicUsize = AtomicUsize::new(0);
 struct Desk {
     /// Acquire and release: the trace goes from one tracer to the next.
     is_taken: AtomicBool,
-    places: Places,
+    places: &'static Places,
     trace: UnsafeCell<Trace>,
 }
 
@@ -58,9 +59,28 @@ struct Desk {
 // uses the trace on this thread alone, while the tracer itself does not (`Role`).
 unsafe impl Sync for Desk {}
 
-static DESKS: [Desk; TRACERS_MAX] = [const {
-    Desk { is_taken: AtomicBool::new(false), places: Places::new(), trace: UnsafeCell::new(Trace::new()) }
-}; TRACERS_MAX];
+impl Desk {
+    const fn new(places: &'static Places) -> Self {
+        Self { is_taken: AtomicBool::new(false), places, trace: UnsafeCell::new(Trace::new()) }
+    }
+}
+
+/// All zero, so that they take no room in the program's file, and memory only where they are used.
+static PLACES: [Places; TRACERS_MAX] = [const { Places::new() }; TRACERS_MAX];
+
+static DESKS: [Desk; TRACERS_MAX] = {
+    let [a, b, c, d, e, f, g, h] = &PLACES;
+    [
+        Desk::new(a),
+        Desk::new(b),
+        Desk::new(c),
+        Desk::new(d),
+        Desk::new(e),
+        Desk::new(f),
+        Desk::new(g),
+        Desk::new(h),
+    ]
+};
 
 fn used_desks() -> &'static [Desk] {
     &DESKS[..DESKS_USED.load(Ordering::Relaxed)]
@@ -103,7 +123,7 @@ fn allocate(layout: Layout, is_zeroed: bool) -> *mut u8 {
         trace.miss(layout.size());
         return heap(layout, is_zeroed);
     };
-    let address = match trace.take(site, layout.align(), &desk.places) {
+    let address = match trace.take(site, layout.align(), desk.places) {
         Some(start) => {
             let address = std::ptr::with_exposed_provenance_mut::<u8>(start);
             if is_zeroed {
@@ -124,9 +144,7 @@ fn give_back(address: *mut u8, layout: Layout) -> bool {
     if let Role::Frees(desk) | Role::All(desk) = role() {
         // SAFETY: this is the thread of the desk's tracer, which does not use the trace now.
         let trace = unsafe { &mut *desk.trace.get() };
-        if trace.sees(layout.size()) {
-            trace.freed(address.addr());
-        }
+        trace.freed(address.addr(), layout.size());
     }
     used_desks().iter().any(|desk| desk.places.give_back(address.addr()))
 }
@@ -191,15 +209,17 @@ pub struct Tracer {
     directed: Vec<(Site, Vec<Slice>)>,
     /// Whether all of them have their places.
     is_directed: bool,
-    arena: Option<MmapMut>,
-    plans: u32,
+    /// By table of places. It is never seen through a reference, as others own bytes of it.
+    arenas: [Option<MmapRaw>; TABLES],
+    /// How many whole runs were not as planned.
+    stale_runs: u64,
     /// It stays on its thread.
     _thread: PhantomData<*mut ()>,
 }
 
 impl std::fmt::Debug for Tracer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Tracer(plan {} of {} bytes)", self.plans, self.arena_bytes())
+        write!(formatter, "Tracer({} stale runs, {} bytes)", self.stale_runs, self.arena_bytes())
     }
 }
 
@@ -216,14 +236,15 @@ impl Tracer {
             desk,
             directed: Vec::new(),
             is_directed: true,
-            arena: None,
-            plans: 0,
+            arenas: [const { None }; TABLES],
+            stale_runs: 0,
             _thread: PhantomData,
         };
         tracer.trace(|trace| *trace = Trace::start(threshold.clamp(1, COUNTED_BYTES)));
         tracer.begin(0, true);
         let probe = std::hint::black_box(Vec::<u8>::with_capacity(COUNTED_BYTES));
-        tracer.end();
+        // It says nothing about the runs of a program.
+        tracer.end(false);
         tracer.site_of(probe.as_ptr()).map(|_| tracer)
     }
 
@@ -244,24 +265,27 @@ impl Tracer {
         ROLE.set(Role::All(self.desk));
     }
 
-    /// Ends a run. What is freed is noted until [`Tracer::plan`].
-    pub fn end(&mut self) {
+    /// Ends a run. What is freed is noted until [`Tracer::plan`]. A run that failed half-way is not
+    /// planned for.
+    pub fn end(&mut self, is_whole: bool) {
+        self.trace(|trace| trace.end(is_whole));
         ROLE.set(Role::Frees(self.desk));
     }
 
-    /// The site that allocated this address in the last run.
+    /// The site that allocated this address in the last run. A value must be there.
     #[must_use]
     pub fn site_of(&mut self, address: *const u8) -> Option<Site> {
         self.trace(|trace| trace.site_of(address.addr()))
     }
 
     /// Has a site allocate in this memory, which is of its size for each slot: from the next
-    /// [`Tracer::plan`] on.
+    /// [`Tracer::plan`] on. Nobody else may write this memory while a value is there, and the
+    /// caller must not begin a run in a slot of which somebody still reads the last value.
     ///
     /// # Panics
     ///
     /// If a place is too short, or does not begin at a multiple of 64 bytes.
-    pub fn direct(&mut self, site: Site, places: &[Slice]) {
+    pub(crate) fn direct(&mut self, site: Site, places: &[Slice]) {
         let fits = |place: &Slice| {
             place.len() >= site.bytes && place.as_ptr().addr().is_multiple_of(SLOT_ALIGN_BYTES as usize)
         };
@@ -271,38 +295,52 @@ impl Tracer {
     }
 
     /// After a run whose outputs are gone: plans the memory of the next runs, if this one was not
-    /// as planned. Does nothing while a value lives on in a place.
+    /// as planned. A program that always changes is planned less and less often: after the first,
+    /// second, fourth, eighth... run that was not as planned.
+    ///
+    /// A value that lives on in a place keeps it, and the arena around it. The next plan has an
+    /// arena of its own.
     pub fn plan(&mut self) {
         ROLE.set(Role::None);
-        let desk = self.desk;
-        let is_stale = self.plans < PLANS_MAX && self.trace(|trace| trace.is_stale());
-        if (self.is_directed && !is_stale) || !desk.places.are_idle() {
-            return;
-        }
-        if is_stale {
-            self.plans += 1;
-        }
+        let places = self.desk.places;
+        let Some(is_stale) = self.trace(Trace::outcome) else { return };
+        self.stale_runs += u64::from(is_stale);
+        let is_due = is_stale && self.stale_runs.is_power_of_two();
+        let Some(table) = places.idle_table().filter(|_| is_due || !self.is_directed) else { return };
         self.is_directed = true;
         let directed = std::mem::take(&mut self.directed);
         let is_directed = |site| directed.iter().any(|(directed, _)| *directed == site);
-        let planned = self.trace(|trace| trace.planned(is_directed));
+        let room = PLACES_MAX.saturating_sub(directed.iter().map(|(_, slots)| slots.len()).sum());
+        let planned = self.trace(|trace| trace.planned(is_directed, room));
         let slots =
             |places: &[Slice]| places.iter().map(|place| place.as_ptr().expose_provenance()).collect();
         let place = |(site, places): &(Site, Vec<Slice>)| Assigned { site: *site, starts: slots(places) };
         let mut assigned: Vec<Assigned> = directed.iter().map(place).collect();
         self.directed = directed;
         // Without memory the buffers stay on the heap.
-        let arena = usize::try_from(planned.bytes).ok().filter(|bytes| *bytes > 0);
-        let mut arena = arena.and_then(|bytes| MmapMut::map_anon(bytes).ok());
-        if let Some(arena) = &mut arena {
+        let bytes = usize::try_from(planned.bytes).ok().filter(|bytes| *bytes > 0);
+        let arena = bytes.and_then(|bytes| MmapMut::map_anon(bytes).ok()).map(MmapRaw::from);
+        if let Some(arena) = &arena {
             let start = arena.as_mut_ptr().expose_provenance();
             let place =
                 |&(site, offset): &(Site, u64)| Assigned { site, starts: vec![start + offset as usize] };
             assigned.extend(planned.offsets.iter().map(place));
         }
-        let has_room = self.trace(|trace| trace.assign(&assigned, &desk.places));
-        // The old arena is unmapped here, when no place is in it.
-        self.arena = arena.filter(|_| has_room);
+        self.trace(|trace| trace.assign(&assigned, table, places));
+        // An old arena is unmapped here, when no place is in it.
+        self.arenas[table] = arena;
+        self.leave(|other| other != table);
+    }
+
+    /// Drops the arenas of some tables, where nothing lives on.
+    fn leave(&mut self, is_left: impl Fn(usize) -> bool) {
+        let places = self.desk.places;
+        for (table, arena) in self.arenas.iter_mut().enumerate() {
+            if is_left(table) && places.is_idle(table) {
+                places.clear(table);
+                *arena = None;
+            }
+        }
     }
 
     /// How many allocations of at least [`COUNTED_BYTES`] went to the heap after the first run:
@@ -312,24 +350,25 @@ impl Tracer {
         self.trace(|trace| trace.later_misses())
     }
 
-    /// The size of the arena, in bytes.
+    /// The bytes of the arena, and of earlier ones in which values live on.
     #[must_use]
     pub fn arena_bytes(&self) -> u64 {
-        self.arena.as_ref().map_or(0, |arena| arena.len() as u64)
+        self.arenas.iter().flatten().map(|arena| arena.len() as u64).sum()
     }
 }
 
 impl Drop for Tracer {
     fn drop(&mut self) {
         ROLE.set(Role::None);
-        if !self.desk.places.are_idle() {
-            // Somebody holds a value in a place: the places stay for ever, and so does the desk.
-            std::mem::forget((std::mem::take(&mut self.directed), self.arena.take()));
+        let places = self.desk.places;
+        self.leave(|_| true);
+        self.trace(|trace| *trace = Trace::new());
+        if (0..TABLES).any(|table| !places.is_idle(table)) {
+            // Somebody holds a value in a place: its memory stays for ever, and so does the desk.
+            let arenas = std::mem::replace(&mut self.arenas, [const { None }; TABLES]);
+            std::mem::forget((std::mem::take(&mut self.directed), arenas));
             return;
         }
-        let places = &self.desk.places;
-        self.trace(|trace| trace.assign(&[], places));
-        self.trace(|trace| *trace = Trace::new());
         TRACERS.fetch_sub(1, Ordering::Relaxed);
         self.desk.is_taken.store(false, Ordering::Release);
     }

@@ -46,10 +46,10 @@ pub struct RankReport {
     /// and that went there, once for each receiver.
     pub bytes_out: u64,
     /// Allocations of at least [`super::allocator::COUNTED_BYTES`] that the runtime made on the
-    /// heap after the first iteration, and not where a plan has them; nothing without a tracing
-    /// allocator, and of a runtime that has memory of its own.
+    /// heap after its first run. The plan had no place for them, or the place was in use. Nothing
+    /// if there is no tracing allocator, or if the runtime has memory of its own.
     pub heap_allocations_later: Option<u64>,
-    /// The bytes of registered memory, and of the arena of the memory plan.
+    /// The bytes of all registered memory, inputs included, and of the arena of the memory plan.
     pub arena_bytes: u64,
     /// By iteration: when this rank began to wait, began to compute, and ended.
     pub moments: Vec<[Nanos; 3]>,
@@ -144,15 +144,12 @@ struct Source {
     output: Option<usize>,
     /// By slot: memory that a runtime writes, or into which values are copied.
     staging: Vec<Option<Slice>>,
-    /// By slot: memory that the allocator gives to the value's site.
-    direct: Vec<Slice>,
-    site: Option<Site>,
-    /// How many sites got memory.
-    sites: u32,
+    /// The sites that allocate the value, each with memory by slot, which the allocator gives it.
+    direct: Vec<(Site, Vec<Slice>)>,
 }
 
 /// The most sites of a value that get memory: a value whose size changes has a site for each size.
-const SITES_MAX: u32 = 8;
+const SITES_MAX: usize = 8;
 
 struct Runner<'a> {
     job: &'a Job<'a>,
@@ -167,6 +164,8 @@ struct Runner<'a> {
     sources: Vec<Source>,
     /// On a rank that computes for a caller.
     states: Option<States>,
+    /// Whether the part ran once.
+    has_run: bool,
     report: RankReport,
 }
 
@@ -194,15 +193,25 @@ impl<'a> Runner<'a> {
             output: plan.computes.binary_search(value).ok(),
             staging: vec![None; options.depth as usize],
             direct: Vec::new(),
-            site: None,
-            sites: 0,
         };
         let sources = plan.outgoing.iter().map(source).collect();
         let crossing = job.partition.crossings().iter().map(|crossing| crossing.value);
         let fixed = crossing.filter_map(|value| Some((value, job.form(value)?))).collect();
         let states = States::of(job, rank, options.depth);
         let report = RankReport { rank, iterations: options.iterations, ..RankReport::default() };
-        Ok(Self { job, plan, transport, program, options, inputs: sets, fixed, sources, states, report })
+        Ok(Self {
+            job,
+            plan,
+            transport,
+            program,
+            options,
+            inputs: sets,
+            fixed,
+            sources,
+            states,
+            has_run: false,
+            report,
+        })
     }
 
     fn run(&mut self, on_outputs: &mut OnOutputs<'_>) -> Result<(), RankError> {
@@ -418,18 +427,19 @@ impl<'a> Runner<'a> {
             written.push(place.as_mut().map(|(form, slice)| Place { form, bytes: of_slice_mut(slice) }));
         }
         if let Some(tracer) = tracer {
-            if iteration == 0 {
+            if !self.has_run {
                 // The first run of a program also allocates what it keeps, so that the numbers of
                 // its allocations are not those of later runs.
                 let warmed = self.run_once(program, &inputs, &mut written);
                 warmed.map_err(|error| RankError::Runtime { iteration, error })?;
             }
-            tracer.begin(slot, iteration == 0);
+            tracer.begin(slot, !self.has_run);
         }
         let outputs = self.run_once(program, &inputs, &mut written);
         if let Some(tracer) = tracer {
-            tracer.end();
+            tracer.end(outputs.is_ok());
         }
+        self.has_run |= outputs.is_ok();
         outputs.map_err(|error| RankError::Runtime { iteration, error })
     }
 
@@ -477,7 +487,7 @@ impl<'a> Runner<'a> {
             let Some(output) = self.sources[number].output.map(|output| &outputs[output]) else { continue };
             let slice = match &output.bytes {
                 None => self.sources[number].staging[slot].clone().expect("the runtime wrote there"),
-                Some(values) => match self.direct(number, slot, values.bytes()) {
+                Some(values) => match self.direct(slot, values.bytes()) {
                     Some(slice) => slice,
                     None => {
                         let slice = self.copy(number, iteration, values.bytes())?;
@@ -510,11 +520,13 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// The memory of a slot, if the bytes are there.
-    fn direct(&self, source: usize, slot: usize, bytes: &[u8]) -> Option<Slice> {
-        let direct = self.sources[source].direct.get(slot)?;
-        let is_there = direct.as_ptr().cast_const() == bytes.as_ptr() && bytes.len() <= direct.len();
-        if is_there { direct.slice(0..bytes.len()).ok() } else { None }
+    /// The memory of a slot, if the bytes are there. It is free again when the slot is, whatever
+    /// value has its site in this iteration.
+    fn direct(&self, slot: usize, bytes: &[u8]) -> Option<Slice> {
+        let mut places = self.sources.iter().flat_map(|source| &source.direct).map(|(_, slots)| &slots[slot]);
+        let place = places.find(|place| place.as_ptr().cast_const() == bytes.as_ptr())?;
+        // Only a longer value than the site's could be elsewhere behind it.
+        place.slice(0..bytes.len()).ok()
     }
 
     fn copy(&mut self, source: usize, iteration: u64, bytes: &[u8]) -> Result<Slice, RankError> {
@@ -542,21 +554,17 @@ impl<'a> Runner<'a> {
             return Ok(());
         };
         let Some(site) = tracer.site_of(bytes.as_ptr()) else { return Ok(()) };
-        let source = &mut self.sources[source];
-        if source.site.replace(site) == Some(site) {
-            // It allocates there already, but this time the value was elsewhere.
+        let mut known = self.sources.iter().flat_map(|source| &source.direct);
+        // A known site allocates there already, but this time the value was elsewhere.
+        if known.any(|(known, _)| *known == site) || self.sources[source].direct.len() >= SITES_MAX {
             return Ok(());
         }
-        if source.sites >= SITES_MAX {
-            return Ok(());
-        }
-        source.sites += 1;
-        let mut direct = Vec::new();
+        let mut slots = Vec::new();
         for _ in 0..self.options.depth {
-            direct.push(self.transport.memory(site.bytes)?);
+            slots.push(self.transport.memory(site.bytes)?);
         }
-        tracer.direct(site, &direct);
-        source.direct = direct;
+        tracer.direct(site, &slots);
+        self.sources[source].direct.push((site, slots));
         Ok(())
     }
 

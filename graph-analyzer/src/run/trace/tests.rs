@@ -1,13 +1,16 @@
 //! Runs of a simulated runtime, whose memory is numbers, and a checker that knows what is in use.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 
-use super::{Assigned, COUNTED_BYTES, Mutant, Places, Site, Trace};
+use super::{Assigned, LOG_ROOM, Mutant, PLACES_MAX, Places, Site, TABLES, Trace};
 
-/// Where the arena begins: above the heap.
+/// Where the arenas begin, one for each table of places: above the heap.
 const ARENA: usize = 1 << 40;
 
-/// What a program does: allocates so many bytes, or frees the oldest but so many.
+/// What a program does: it allocates so many bytes, or it frees the value before which there are so
+/// many older ones. Where there are not so many values, it counts from the oldest again.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Allocate(usize),
@@ -20,24 +23,28 @@ struct Simulated {
     places: Box<Places>,
     /// Ranges in use.
     live: Vec<(usize, usize)>,
+    /// The end of the heap, and by size what was freed there: the newest comes back first.
     heap: usize,
+    freed: HashMap<usize, Vec<usize>>,
     arena_bytes: u64,
     plans: u32,
 }
 
 impl Simulated {
     fn new(mutant: Option<Mutant>) -> Self {
-        let mut trace = Trace::start(COUNTED_BYTES);
+        let mut trace = Trace::start(1);
         trace.mutant = mutant;
-        let places = Box::new(Places::new());
-        Self { trace, places, live: Vec::new(), heap: 64, arena_bytes: 0, plans: 0 }
+        let (places, freed) = (Box::new(Places::new()), HashMap::new());
+        Self { trace, places, live: Vec::new(), heap: 64, freed, arena_bytes: 0, plans: 0 }
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<(), String> {
         let site = self.trace.site(bytes).expect("there are few sizes");
         let start = self.trace.take(site, 8, &self.places).unwrap_or_else(|| {
-            self.heap += bytes.next_multiple_of(64);
-            self.heap - bytes.next_multiple_of(64)
+            self.freed.get_mut(&bytes).and_then(Vec::pop).unwrap_or_else(|| {
+                self.heap += bytes.next_multiple_of(64);
+                self.heap - bytes.next_multiple_of(64)
+            })
         });
         self.trace.allocated(start, site);
         let shares = |&&(other, length): &&(usize, usize)| other < start + bytes && start < other + length;
@@ -49,13 +56,29 @@ impl Simulated {
     }
 
     fn free(&mut self, at: usize) {
-        let (start, _) = self.live.remove(at);
-        self.trace.freed(start);
+        let (start, bytes) = self.live.remove(at);
+        self.trace.freed(start, bytes);
         assert_eq!(self.places.give_back(start), start >= ARENA);
+        if start < ARENA {
+            self.freed.entry(bytes).or_default().push(start);
+        }
     }
 
-    /// Runs the steps, frees all but `kept`, and plans. Returns the misses.
+    /// Runs the steps, frees all but the oldest `kept`, and plans. Returns the misses.
     fn run(&mut self, steps: &[Step], is_first: bool, kept: usize) -> Result<u64, String> {
+        self.run_until_end(steps, is_first, true)?;
+        while self.live.len() > kept {
+            self.free(self.live.len() - 1);
+        }
+        let misses = self.trace.misses;
+        let is_stale = self.trace.outcome() == Some(true);
+        if let Some(table) = self.places.idle_table().filter(|_| is_stale) {
+            self.plan(table);
+        }
+        Ok(misses)
+    }
+
+    fn run_until_end(&mut self, steps: &[Step], is_first: bool, is_whole: bool) -> Result<(), String> {
         self.trace.begin(0, is_first);
         for step in steps {
             match *step {
@@ -64,19 +87,17 @@ impl Simulated {
                 Free(number) => self.free(number % self.live.len()),
             }
         }
-        while self.live.len() > kept {
-            self.free(self.live.len() - 1);
-        }
-        let misses = self.trace.misses;
-        if self.trace.is_stale() && self.places.are_idle() {
-            let planned = self.trace.planned(|_| false);
-            let place =
-                |&(site, offset): &(Site, u64)| Assigned { site, starts: vec![ARENA + offset as usize] };
-            let assigned: Vec<_> = planned.offsets.iter().map(place).collect();
-            assert!(self.trace.assign(&assigned, &self.places), "there is room");
-            (self.arena_bytes, self.plans) = (planned.bytes, self.plans + 1);
-        }
-        Ok(misses)
+        self.trace.end(is_whole);
+        Ok(())
+    }
+
+    fn plan(&mut self, table: usize) {
+        let planned = self.trace.planned(|_| false, PLACES_MAX);
+        let arena = ARENA * (table + 1);
+        let place = |&(site, offset): &(Site, u64)| Assigned { site, starts: vec![arena + offset as usize] };
+        let assigned: Vec<_> = planned.offsets.iter().map(place).collect();
+        self.trace.assign(&assigned, table, &self.places);
+        (self.arena_bytes, self.plans) = (planned.bytes, self.plans + 1);
     }
 }
 
@@ -112,7 +133,7 @@ proptest! {
         }
     }
 
-    /// Values that live on keep their bytes, and keep a plan from being made while they are places.
+    /// Values that live on keep their bytes, also when later plans are made.
     #[test]
     fn what_lives_on_keeps_its_bytes(
         programs in proptest::collection::vec((steps(), 0..4_usize), 1..8),
@@ -156,11 +177,11 @@ fn a_trace_that_is_used_again_after_the_graph_changed_is_found_and_harmless() {
 }
 
 #[test]
-fn sites_of_slots_take_turns_and_more_places_than_there_is_room_for_are_none() {
+fn sites_of_slots_take_turns_and_what_finds_no_room_has_no_place() {
     let mut simulated = Simulated::new(None);
     let site = Site { bytes: 2048, number: 0 };
     let slots = vec![ARENA, ARENA + 4096];
-    assert!(simulated.trace.assign(&[Assigned { site, starts: slots.clone() }], &simulated.places));
+    simulated.trace.assign(&[Assigned { site, starts: slots.clone() }], 0, &simulated.places);
     for slot in [0, 1, 0] {
         simulated.trace.begin(slot, false);
         let found = simulated.trace.site(2048).expect("there is room");
@@ -174,7 +195,100 @@ fn sites_of_slots_take_turns_and_more_places_than_there_is_room_for_are_none() {
         starts: vec![ARENA + 4096 * number as usize],
     };
     let many: Vec<_> = (0..1 << 13).map(many).collect();
-    assert!(!simulated.trace.assign(&many, &simulated.places));
-    assert_eq!(simulated.trace.take(site, 64, &simulated.places), None);
-    assert!(!simulated.places.has(ARENA));
+    simulated.trace.assign(&many, 0, &simulated.places);
+    assert_eq!(simulated.trace.take(site, 64, &simulated.places), Some(ARENA), "the first have theirs");
+    let last = Site { bytes: 2048, number: PLACES_MAX as u32 };
+    assert_eq!(simulated.trace.take(last, 64, &simulated.places), None);
+}
+
+#[test]
+fn where_there_is_not_room_for_all_the_largest_buffers_are_planned() {
+    let mut simulated = Simulated::new(None);
+    let steps = [Allocate(2048), Allocate(9000), Allocate(5000), Free(0), Free(0), Free(0)];
+    simulated.run_until_end(&steps, true, true).expect("nothing is planned");
+    let planned = simulated.trace.planned(|site| site.bytes == 9000, 1);
+    assert_eq!(planned.offsets, [(Site { bytes: 5000, number: 0 }, 0)]);
+}
+
+#[test]
+fn a_run_that_failed_says_nothing_and_the_outcome_of_another_is_told_once() {
+    let mut simulated = Simulated::new(None);
+    simulated.run_until_end(&[Allocate(4096)], true, false).expect("nothing is planned");
+    assert_eq!((simulated.trace.misses, simulated.trace.outcome()), (1, None));
+    assert!(simulated.trace.lifetimes().is_empty());
+    simulated.run_until_end(&[Free(0), Allocate(4096)], true, true).expect("nothing is planned");
+    assert_eq!([simulated.trace.outcome(), simulated.trace.outcome()], [Some(true), None]);
+}
+
+#[test]
+fn a_value_that_lives_on_keeps_its_place_and_the_next_plan_has_other_memory() {
+    let mut simulated = Simulated::new(None);
+    simulated.run(&CHAIN, true, 0).expect("it has a plan");
+    for kept in 0..TABLES {
+        let steps = [Allocate(4096), Allocate(10_000 * (kept + 1))];
+        assert!(simulated.run(&steps, false, kept).expect("nothing is shared") > 0);
+        assert_eq!(simulated.run(&steps[..1], false, kept + 1), Ok(0));
+        assert_eq!(simulated.plans as usize, 2 + kept);
+    }
+    assert!(simulated.live.iter().all(|(start, _)| *start >= ARENA), "{:?}", simulated.live);
+    // There is no table for another plan, until one of the values is freed.
+    let steps = [Allocate(7000), Allocate(60_000)];
+    for (freed, misses) in [(false, 2), (false, 2), (true, 2), (false, 0)] {
+        if freed {
+            simulated.free(1);
+        }
+        let kept = simulated.live.len();
+        assert_eq!(simulated.run(&steps, false, kept), Ok(misses));
+    }
+    assert_eq!(simulated.plans as usize, 2 + TABLES);
+}
+
+#[test]
+fn a_place_of_two_plans_is_not_given_out_twice() {
+    let mut simulated = Simulated::new(None);
+    let site = Site { bytes: 2048, number: 0 };
+    let slots = [Assigned { site, starts: vec![ARENA] }];
+    simulated.trace.assign(&slots, 0, &simulated.places);
+    assert_eq!(simulated.trace.take(site, 64, &simulated.places), Some(ARENA));
+    simulated.trace.assign(&slots, 1, &simulated.places);
+    assert_eq!(simulated.trace.take(site, 64, &simulated.places), None, "the first plan has given it out");
+    assert!(simulated.places.give_back(ARENA));
+    assert!((0..TABLES).all(|table| simulated.places.is_idle(table)));
+    assert_eq!(simulated.trace.take(site, 64, &simulated.places), Some(ARENA));
+}
+
+#[test]
+fn small_allocations_take_no_room_of_a_plan_and_logs_are_enlarged_for_the_next_run() {
+    let mut simulated = Simulated::new(None);
+    let pair = [Allocate(8), Free(0)].repeat(LOG_ROOM);
+    let whole = [&pair[..], &[Allocate(16), Allocate(4096)]].concat();
+    // A result that is late and small is not found at first.
+    simulated.run_until_end(&whole, true, true).expect("nothing is planned");
+    let [small, large] = [0, 1].map(|number: usize| simulated.live[number].0);
+    assert_eq!(simulated.trace.site_of(small), None);
+    assert_eq!(simulated.trace.site_of(large), Some(Site { bytes: 4096, number: 0 }));
+    simulated.free(1);
+    assert_eq!(simulated.trace.lifetimes().len(), 1, "the plan is made all the same");
+    let again = [&[Free(0)], &whole[..]].concat();
+    simulated.run_until_end(&again, false, true).expect("nothing is planned");
+    assert_eq!(simulated.trace.site_of(simulated.live[0].0), Some(Site { bytes: 16, number: 0 }));
+}
+
+#[test]
+fn a_run_with_more_large_allocations_than_the_log_has_room_for_is_planned_the_next_time() {
+    let mut simulated = Simulated::new(None);
+    let steps = [Allocate(4096), Free(0)].repeat(LOG_ROOM / 2);
+    // What is freed after the run finds no room, and the run is whole all the same.
+    let freed_later = [&steps[2..], &[Allocate(5000), Allocate(6000)]].concat();
+    simulated.run_until_end(&freed_later, true, true).expect("nothing is planned");
+    simulated.free(0);
+    simulated.free(0);
+    assert_eq!(simulated.trace.lifetimes().len(), LOG_ROOM / 2 - 1, "two have no end");
+    let too_many = [&steps[..], &[Allocate(5000)]].concat();
+    let mut simulated = Simulated::new(None);
+    for expected in [0, LOG_ROOM / 2 + 1] {
+        simulated.run_until_end(&too_many, true, true).expect("nothing is planned");
+        simulated.free(0);
+        assert_eq!((simulated.trace.lifetimes().len(), simulated.trace.outcome()), (expected, Some(true)));
+    }
 }
