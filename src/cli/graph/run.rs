@@ -15,7 +15,7 @@ use pleach::transport::rendezvous::Joined;
 use super::job::{JobArguments, Loaded, PATIENCE, TransferChoice, join_ranks, open_regions, slots, wrong};
 #[cfg(feature = "grpc")]
 use super::over_grpc;
-use super::run_report::{RankLine, Report, Verdict, exchange};
+use super::run_report::{RankLine, Report, Verdict, exchange, report_patience};
 use crate::cli::CommandError;
 use crate::cli::launch::rank_or_launch;
 use crate::cli::output::visible;
@@ -109,7 +109,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let verdict = is_checked.then(|| outputs.verdict(&job, &inputs)).transpose();
     let verdict = verdict.map_err(|error| failed(rank, &error))?;
     let line = RankLine { report, verdict };
-    let Some(lines) = exchange(store, rank, ranks, line)? else { return Ok(()) };
+    let patience = report_patience(patience, of_job.depth, ranks, arguments.check);
+    let Some(lines) = exchange(store, rank, ranks, line, patience)? else { return Ok(()) };
     let report = Report {
         lines,
         runtime: loaded.runtime.name(),

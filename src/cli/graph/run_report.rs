@@ -11,8 +11,11 @@ use serde_json::{Value, json};
 use crate::cli::CommandError;
 use crate::cli::output::{print, put, rounded};
 
-/// How long rank 0 waits for the reports of all: the last rank may run the whole model before.
-const PATIENCE: Duration = Duration::from_secs(1800);
+/// How long rank 0 waits at least for the reports of all,
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// and how much longer if the last rank runs the whole model before.
+const CHECK_PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Iterations of which a rank reports the moments: a value in the store is short.
 const MOMENTS_MAX: usize = 100;
@@ -98,15 +101,23 @@ impl RankLine {
     }
 }
 
+/// How long ranks wait for the reports, where a wait for a tensor takes `timeout` at most: as long
+/// as all waits of the iterations that are under way.
+pub(crate) fn report_patience(timeout: Duration, depth: u32, ranks: u32, is_checked: bool) -> Duration {
+    let waits = timeout.saturating_mul(depth.saturating_mul(ranks));
+    waits.max(PATIENCE).saturating_add(if is_checked { CHECK_PATIENCE } else { Duration::ZERO })
+}
+
 /// Gives rank 0 the lines of all ranks; the others get nothing.
 pub(crate) fn exchange(
     store: Option<Box<dyn Store>>,
     rank: Rank,
     ranks: u32,
     line: RankLine,
+    patience: Duration,
 ) -> Result<Option<Vec<RankLine>>, CommandError> {
     let Some(mut store) = store else { return Ok(Some(vec![line])) };
-    let deadline = clock::now() + PATIENCE;
+    let deadline = clock::now() + patience;
     let lost =
         |error: &dyn std::fmt::Display| CommandError::failed(format!("no report: rank {rank}, {error}"));
     let key = |rank: Rank| format!("graph-run/{rank}");
