@@ -525,7 +525,7 @@ impl<'a> Runner<'a> {
     fn direct(&self, slot: usize, bytes: &[u8]) -> Option<Slice> {
         let mut places = self.sources.iter().flat_map(|source| &source.direct).map(|(_, slots)| &slots[slot]);
         let place = places.find(|place| place.as_ptr().cast_const() == bytes.as_ptr())?;
-        // Only a longer value than the site's could be elsewhere behind it.
+        // What is longer than its place is not there alone.
         place.slice(0..bytes.len()).ok()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Trace`] notes which [`Site`] allocates which address, and when the address is freed. So the
 //! next run can have a memory plan for these lifetimes. [`Places`] knows what of the planned memory
-//! is in use.
+//! is in use. It has a table for each plan in whose memory values live.
 //!
 //! **Invariant:** [`Places::take`] gives no byte that is in use, whatever a run does: a plan is a
 //! proposal. An allocation that has no place, or whose place is in use, is a *miss*. After a whole
