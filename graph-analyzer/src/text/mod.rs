@@ -123,9 +123,9 @@ fn tensor(tokens: &mut Tokens<'_>) -> Result<TensorType, TextError> {
 
 fn element(tokens: &mut Tokens<'_>) -> Result<ElementType, TextError> {
     const WHAT: &str = "a type as f32, or '?'";
-    let found = tokens.peek();
+    let found = tokens.clone();
     let name = tokens.name(WHAT)?;
-    ElementType::from_name(&name).ok_or_else(|| tokens.expected_at(found, WHAT))
+    ElementType::from_name(&name).ok_or_else(|| found.expected(WHAT))
 }
 
 /// A list in brackets, with commas.
@@ -225,7 +225,7 @@ fn attribute(tokens: &mut Tokens<'_>) -> Result<Attribute, TextError> {
         let ints = list(tokens, ['[', ']'], usize::MAX, |tokens| tokens.number("a whole number"))?;
         return Ok(Attribute { name, value: AttributeValue::Ints(ints) });
     }
-    let found = tokens.peek();
+    let found = tokens.clone();
     let (word, is_quoted) = tokens.name_or_quoted(WHAT)?;
     let value = if is_quoted {
         AttributeValue::Text(word)
@@ -241,7 +241,7 @@ fn attribute(tokens: &mut Tokens<'_>) -> Result<Attribute, TextError> {
     } else if let Ok(number) = word.parse() {
         AttributeValue::Float(number)
     } else {
-        return Err(tokens.expected_at(found, WHAT));
+        return Err(found.expected(WHAT));
     };
     Ok(Attribute { name, value })
 }

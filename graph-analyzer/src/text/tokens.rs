@@ -5,7 +5,8 @@ use std::str::FromStr;
 use super::TextError;
 use crate::names::word_length;
 
-/// Walks over a text, token by token.
+/// Walks over a text, token by token. A clone is a place in it.
+#[derive(Clone)]
 pub(super) struct Tokens<'a> {
     text: &'a str,
     /// Where the next token begins.
@@ -23,13 +24,6 @@ enum Token<'a> {
     End,
 }
 
-/// A place in the text.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    at: usize,
-    line: usize,
-}
-
 impl<'a> Tokens<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         let mut tokens = Self { text, at: 0, line: 1 };
@@ -37,24 +31,15 @@ impl<'a> Tokens<'a> {
         tokens
     }
 
-    /// Where the next token is.
-    pub(super) fn peek(&self) -> Place {
-        Place { at: self.at, line: self.line }
-    }
-
-    /// The error that something else was expected at a place.
-    pub(super) fn expected_at(&self, place: Place, what: &'static str) -> TextError {
+    /// The error that something else was expected than the next token.
+    pub(super) fn expected(&self, what: &'static str) -> TextError {
         /// Longer texts are cut.
         const LETTERS_SHOWN: usize = 24;
-        let rest = &self.text[place.at..];
+        let rest = &self.text[self.at..];
         let line = rest.lines().next().unwrap_or_default();
         let shown: String = line.chars().take(LETTERS_SHOWN).collect();
         let found = if rest.is_empty() { "the end".to_owned() } else { format!("'{}'", shown.trim_end()) };
-        TextError::Expected { line: place.line, what, found }
-    }
-
-    fn expected(&self, what: &'static str) -> TextError {
-        self.expected_at(self.peek(), what)
+        TextError::Expected { line: self.line, what, found }
     }
 
     /// Skips a word if it is the next one.
