@@ -311,20 +311,19 @@ impl Tracer {
         let directed = std::mem::take(&mut self.directed);
         let is_directed = |site| directed.iter().any(|(directed, _)| *directed == site);
         let room = PLACES_MAX.saturating_sub(directed.iter().map(|(_, slots)| slots.len()).sum());
-        let planned = self.trace(|trace| trace.planned(is_directed, room));
+        let (bytes, offsets) = self.trace(|trace| trace.planned(is_directed, room));
         let slots =
             |places: &[Slice]| places.iter().map(|place| place.as_ptr().expose_provenance()).collect();
-        let place = |(site, places): &(Site, Vec<Slice>)| Assigned { site: *site, starts: slots(places) };
+        let place = |(site, places): &(Site, Vec<Slice>)| (*site, slots(places));
         let mut assigned: Vec<Assigned> = directed.iter().map(place).collect();
         self.directed = directed;
         // Without memory the buffers stay on the heap.
-        let bytes = usize::try_from(planned.bytes).ok().filter(|bytes| *bytes > 0);
+        let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0);
         let arena = bytes.and_then(|bytes| MmapMut::map_anon(bytes).ok()).map(MmapRaw::from);
         if let Some(arena) = &arena {
             let start = arena.as_mut_ptr().expose_provenance();
-            let place =
-                |&(site, offset): &(Site, u64)| Assigned { site, starts: vec![start + offset as usize] };
-            assigned.extend(planned.offsets.iter().map(place));
+            let place = |&(site, offset): &(Site, u64)| (site, vec![start + offset as usize]);
+            assigned.extend(offsets.iter().map(place));
         }
         self.trace(|trace| trace.assign(&assigned, table, places));
         // An old arena is unmapped here, when no place is in it.

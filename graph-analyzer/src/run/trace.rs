@@ -52,11 +52,8 @@ pub struct Site {
 
 const NO_SITE: Site = Site { bytes: 0, number: 0 };
 
-/// Where a site allocates: an address for each slot, or one for all slots.
-pub(crate) struct Assigned {
-    pub(crate) site: Site,
-    pub(crate) starts: Vec<usize>,
-}
+/// A site, and where it allocates: an address for each slot, or one for all slots.
+pub(crate) type Assigned = (Site, Vec<usize>);
 
 /// A place, by its first byte. Places of one arena can share bytes.
 struct Place {
@@ -166,8 +163,8 @@ impl Places {
     /// Gives back what was taken at this address. False if no place begins there.
     ///
     /// Several plans can have this place, and one of them has given it out. The tables of the other
-    /// plans may change meanwhile, so that an entry found here becomes another place, which is given
-    /// out. Who sees that this is in use also sees its start.
+    /// plans may change meanwhile, so that an entry found here becomes another place, which is in
+    /// use then. Who sees that it is also sees its start.
     pub(crate) fn give_back(&self, address: usize) -> bool {
         let mut is_place = false;
         for place in self.tables.iter().filter_map(|table| table.at(address)) {
@@ -200,13 +197,6 @@ impl Place {
     fn start(&self) -> usize {
         self.start.load(Ordering::Relaxed)
     }
-}
-
-/// Where the buffers of a run lie in one arena.
-pub(crate) struct Planned {
-    pub(crate) bytes: u64,
-    /// Sites with their offsets.
-    pub(crate) offsets: Vec<(Site, u64)>,
 }
 
 /// Entries of a run, as many as there is room for.
@@ -435,8 +425,12 @@ impl Trace {
     }
 
     /// A plan for what the run allocated until now, but for some sites: for the largest buffers if
-    /// there are more than `room`.
-    pub(crate) fn planned(&self, is_elsewhere: impl Fn(Site) -> bool, room: usize) -> Planned {
+    /// there are more than `room`. Returns the size of the arena, and sites with their offsets.
+    pub(crate) fn planned(
+        &self,
+        is_elsewhere: impl Fn(Site) -> bool,
+        room: usize,
+    ) -> (u64, Vec<(Site, u64)>) {
         let mut found = self.lifetimes();
         found.retain(|(site, _)| !is_elsewhere(*site));
         if found.len() > room {
@@ -446,7 +440,7 @@ impl Trace {
         let (sites, buffers): (Vec<Site>, Vec<Buffer>) = found.into_iter().unzip();
         let plan = MemoryPlan::search(&buffers, Effort::steps(EFFORT_STEPS));
         let checked = plan.check(&buffers).expect("a planner makes plans");
-        Planned { bytes: checked.bytes, offsets: sites.into_iter().zip(plan.offsets).collect() }
+        (checked.bytes, sites.into_iter().zip(plan.offsets).collect())
     }
 
     /// Gives sites the places of a table that is idle, and no other site has a place then. A site
@@ -455,7 +449,7 @@ impl Trace {
         self.sites.fill((NO_SITE, 0, 0));
         self.starts.clear();
         let mut longest = 0;
-        for Assigned { site, starts } in assigned {
+        for (site, starts) in assigned {
             let at = self.room_of(*site);
             if self.sites[at].0 == *site || self.starts.len() + starts.len() > PLACES_MAX {
                 continue;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::{Assigned, LOG_ROOM, Mutant, PLACES_MAX, Places, Site, TABLES, Trace};
+use super::{LOG_ROOM, Mutant, PLACES_MAX, Places, Site, TABLES, Trace};
 
 /// Where the arenas begin, one for each table of places: above the heap.
 const ARENA: usize = 1 << 40;
@@ -92,12 +92,12 @@ impl Simulated {
     }
 
     fn plan(&mut self, table: usize) {
-        let planned = self.trace.planned(|_| false, PLACES_MAX);
+        let (bytes, offsets) = self.trace.planned(|_| false, PLACES_MAX);
         let arena = ARENA * (table + 1);
-        let place = |&(site, offset): &(Site, u64)| Assigned { site, starts: vec![arena + offset as usize] };
-        let assigned: Vec<_> = planned.offsets.iter().map(place).collect();
+        let place = |&(site, offset): &(Site, u64)| (site, vec![arena + offset as usize]);
+        let assigned: Vec<_> = offsets.iter().map(place).collect();
         self.trace.assign(&assigned, table, &self.places);
-        (self.arena_bytes, self.plans) = (planned.bytes, self.plans + 1);
+        (self.arena_bytes, self.plans) = (bytes, self.plans + 1);
     }
 }
 
@@ -181,7 +181,7 @@ fn sites_of_slots_take_turns_and_what_finds_no_room_has_no_place() {
     let mut simulated = Simulated::new(None);
     let site = Site { bytes: 2048, number: 0 };
     let slots = vec![ARENA, ARENA + 4096];
-    simulated.trace.assign(&[Assigned { site, starts: slots.clone() }], 0, &simulated.places);
+    simulated.trace.assign(&[(site, slots.clone())], 0, &simulated.places);
     for slot in [0, 1, 0] {
         simulated.trace.begin(slot, false);
         let found = simulated.trace.site(2048).expect("there is room");
@@ -190,10 +190,7 @@ fn sites_of_slots_take_turns_and_what_finds_no_room_has_no_place() {
     }
     simulated.trace.begin(0, false);
     assert_eq!(simulated.trace.take(site, 128, &simulated.places), None, "places are multiples of 64 bytes");
-    let many = |number| Assigned {
-        site: Site { bytes: 2048, number },
-        starts: vec![ARENA + 4096 * number as usize],
-    };
+    let many = |number| (Site { bytes: 2048, number }, vec![ARENA + 4096 * number as usize]);
     let many: Vec<_> = (0..1 << 13).map(many).collect();
     simulated.trace.assign(&many, 0, &simulated.places);
     assert_eq!(simulated.trace.take(site, 64, &simulated.places), Some(ARENA), "the first have theirs");
@@ -206,8 +203,8 @@ fn where_there_is_not_room_for_all_the_largest_buffers_are_planned() {
     let mut simulated = Simulated::new(None);
     let steps = [Allocate(2048), Allocate(9000), Allocate(5000), Free(0), Free(0), Free(0)];
     simulated.run_until_end(&steps, true, true).expect("nothing is planned");
-    let planned = simulated.trace.planned(|site| site.bytes == 9000, 1);
-    assert_eq!(planned.offsets, [(Site { bytes: 5000, number: 0 }, 0)]);
+    let (_, offsets) = simulated.trace.planned(|site| site.bytes == 9000, 1);
+    assert_eq!(offsets, [(Site { bytes: 5000, number: 0 }, 0)]);
 }
 
 #[test]
@@ -247,7 +244,7 @@ fn a_value_that_lives_on_keeps_its_place_and_the_next_plan_has_other_memory() {
 fn a_place_of_two_plans_is_not_given_out_twice() {
     let mut simulated = Simulated::new(None);
     let site = Site { bytes: 2048, number: 0 };
-    let slots = [Assigned { site, starts: vec![ARENA] }];
+    let slots = [(site, vec![ARENA])];
     simulated.trace.assign(&slots, 0, &simulated.places);
     assert_eq!(simulated.trace.take(site, 64, &simulated.places), Some(ARENA));
     simulated.trace.assign(&slots, 1, &simulated.places);
