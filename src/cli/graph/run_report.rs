@@ -264,3 +264,18 @@ impl Report<'_> {
 fn micros(duration: Duration) -> f64 {
     rounded(duration.as_secs_f64() * 1e6, 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::report_patience;
+
+    #[test]
+    fn half_an_hour_is_for_checked_runs_alone() {
+        let second = Duration::from_secs(1);
+        let patience = |timeout, is_checked| report_patience(timeout, 2, 4, is_checked).as_secs();
+        assert_eq!([patience(30 * second, false), patience(second, false)], [240, 60]);
+        assert_eq!([patience(30 * second, true), patience(Duration::MAX, true)], [2040, u64::MAX]);
+    }
+}
