@@ -77,12 +77,22 @@ enum Fabric {
     Verbs,
 }
 
+/// Of several RDMA devices a rank has one, so that bytes cross the network. `None`: any.
+fn nic(rank: Rank) -> Option<String> {
+    let devices = std::fs::read_dir("/sys/class/infiniband").ok()?.flatten();
+    let mut names: Vec<_> = devices.filter_map(|device| device.file_name().into_string().ok()).collect();
+    names.sort();
+    let number = rank as usize % names.len().max(1);
+    names.into_iter().nth(number)
+}
+
 fn device(fabric: Fabric, config: DeviceConfig) -> Box<dyn Device> {
     match fabric {
         Fabric::Shm => Box::new(ShmDevice::new(config).expect("there is shared memory")),
         Fabric::Tcp => Box::new(TcpDevice::new(config).expect("there is a loopback interface")),
         Fabric::Verbs => {
-            Box::new(VerbsDevice::new(config, &VerbsOptions::default()).expect("there is a NIC"))
+            let options = VerbsOptions { device: nic(config.rank), ..VerbsOptions::default() };
+            Box::new(VerbsDevice::new(config, &options).expect("there is a NIC"))
         }
     }
 }
