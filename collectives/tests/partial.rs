@@ -579,6 +579,25 @@ fn a_rank_that_leaves_ends_the_rounds_of_the_others_and_their_contribution_is_th
     assert!(errors[0].contains("rank 1 has closed the group"), "{}", errors[0]);
 }
 
+/// Rounds have begun on a rank when it has heard the terms of all, so nobody needs it any more.
+#[test]
+fn a_rank_that_leaves_as_soon_as_rounds_have_begun_keeps_no_other_rank_from_beginning_them() {
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        with_group(fabric, 4, |group| {
+            for step in 0..40 {
+                let rounds = group.partial::<i64>(3, Activation::all());
+                let mut rounds = rounds.unwrap_or_else(|error| panic!("{fabric}, step {step}: {error}"));
+                if group.rank() != step % 4 {
+                    let Err(error) = rounds.contribute() else { panic!("one does not contribute") };
+                    let left = format!("rank {}", step % 4);
+                    assert!(error.to_string().contains(&left), "{fabric}, step {step}: {error}");
+                }
+                drop(rounds);
+            }
+        });
+    }
+}
+
 #[test]
 fn a_rank_that_leaves_while_rounds_go_on_is_the_one_that_is_named() {
     for fabric in FABRICS {
@@ -735,7 +754,7 @@ fn a_rank_that_never_contributes_is_named_when_the_time_is_up() {
         }
         error
     });
-    let expected = "for rank 2: its contribution to round 0 of a partial all-reduce (it is on host ";
+    let expected = "for rank 2: its contribution to round 0 of a partial all-reduce, on host ";
     for error in &errors {
         assert!(error.contains(expected) && *error == errors[0], "{error}");
     }

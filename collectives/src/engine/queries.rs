@@ -160,11 +160,14 @@ impl Queries {
 }
 
 impl Engine {
-    /// Asks a peer for a sign of life, unless a query to it is unanswered.
-    pub(crate) fn ask_for_life(&mut self, peer: Rank, now: Nanos) {
-        if peer != self.context.rank {
-            self.queries.send(&mut self.context, peer, Stream::Collectives, Record::nothing(NO_RUN), now);
+    /// Asks a peer for a sign of life, unless a query to it is unanswered. False if it cannot be
+    /// asked now.
+    pub(crate) fn ask_for_life(&mut self, peer: Rank, now: Nanos) -> bool {
+        if peer == self.context.rank {
+            return true;
         }
+        self.queries.send(&mut self.context, peer, Stream::Collectives, Record::nothing(NO_RUN), now);
+        self.queries.open.contains_key(&peer)
     }
 
     /// Whether a peer that was asked lives; `Err`: that is not known yet, and to be looked at again

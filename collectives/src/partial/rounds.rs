@@ -11,6 +11,7 @@
 //! takes it back. A rank that was handed nothing is never bound ahead, and waits for the opening.
 //! So where no rank is late, nobody waits for a word.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +47,26 @@ pub enum Own {
     Corrected,
     /// There was none.
     Abstained,
+}
+
+/// How long after its end a wait goes on for signs of life of those that it misses: a rank that
+/// seldom runs cannot tell whether an answer has come.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
+
+/// How soon a rank is asked again that could not be asked.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(10);
+
+/// Most other missing ranks that an error names.
+const ALSO_NAMED_MAX: usize = 4;
+
+/// Which other ranks are missing, in few words.
+fn also_missing(others: &RankSet) -> String {
+    let names: Vec<String> = others.iter().take(ALSO_NAMED_MAX).map(|rank| rank.to_string()).collect();
+    match (names.is_empty(), others.len() as usize - names.len()) {
+        (true, _) => String::new(),
+        (false, 0) => format!("; also missing: {}", names.join(", ")),
+        (false, more) => format!("; also missing: {} and {more} more", names.join(", ")),
+    }
 }
 
 /// What a caller waits for.
@@ -109,7 +130,7 @@ pub(crate) struct Rounds {
     waits_since: Option<Nanos>,
     /// The end of the time for which a rank was waited for, where ranks were asked for a sign of
     /// life then.
-    asked_at_end: Option<Nanos>,
+    asked_at_end: Option<(Nanos, BTreeSet<Rank>)>,
     /// When to look again.
     wakeup: Option<Nanos>,
     counters: RoundCounters,
@@ -514,22 +535,21 @@ impl Rounds {
         let mut detail = format!("its contribution to round {round} of a partial all-reduce{on}");
         let others: RankSet = missing.iter().filter(|other| *other != rank).collect();
         if silent.is_some() {
-            detail += ", and it does not say any more what it is doing";
+            detail += "; it gives no sign of life";
         }
-        if !others.is_empty() {
-            detail += &format!(" (missing as well: {others})");
-        }
+        detail += &also_missing(&others);
         engine.give_up_on(FaultKind::TimedOut, rank, detail, waited, now);
     }
 
     /// Where a rank is.
     fn on_host(&self, rank: Rank) -> String {
         let host = self.hosts.get(rank as usize).filter(|host| !host.is_empty());
-        host.map_or_else(String::new, |host| format!(" (it is on host {host})"))
+        host.map_or_else(String::new, |host| format!(", on host {host}"))
     }
 
     /// The first of these ranks that shows no life, if any. They are asked once for each `end` of a
-    /// time for which they were waited for. `None`: that is not known yet.
+    /// time for which they were waited for. `None`: that is not known yet. Who has not answered
+    /// [`ANSWERED_WITHIN`] that end, or could not be asked, shows none.
     fn first_without_life(
         &mut self,
         engine: &mut Engine,
@@ -537,22 +557,36 @@ impl Rounds {
         end: Nanos,
         now: Nanos,
     ) -> Option<Option<Rank>> {
-        if self.asked_at_end.is_none_or(|asked_at| asked_at < end) {
-            self.asked_at_end = Some(end);
-            ranks.iter().for_each(|rank| engine.ask_for_life(rank, now));
-        }
-        let mut silent = None;
+        let asked = match self.asked_at_end.take() {
+            Some((asked_at, asked)) if asked_at >= end => asked,
+            _ => BTreeSet::new(),
+        };
+        let (_, asked) = self.asked_at_end.insert((end, asked));
+        // Others may be missing than when the first were asked.
+        asked.extend(
+            ranks
+                .iter()
+                .filter(|rank| !asked.contains(rank) && engine.ask_for_life(*rank, now))
+                .collect::<Vec<_>>(),
+        );
+        let is_over = now >= end + ANSWERED_WITHIN;
+        let (mut silent, mut look_at) = (None, None);
         for rank in ranks.iter() {
-            match engine.lives(rank, now) {
+            let lives =
+                if asked.contains(&rank) { engine.lives(rank, now) } else { Err(now + ASKED_AGAIN_AFTER) };
+            match lives {
                 Ok(true) => {}
-                Ok(false) => silent = silent.or(Some(rank)),
-                Err(look_at) => {
-                    self.wake_by(look_at);
-                    return None;
-                }
+                Err(at) if !is_over => look_at = look_at.max(Some(at)),
+                Ok(false) | Err(_) => silent = silent.or(Some(rank)),
             }
         }
-        Some(silent)
+        match look_at {
+            Some(at) => {
+                self.wake_by(at);
+                None
+            }
+            None => Some(silent),
+        }
     }
 
     /// The time of the active round's runs begins when the round is open. So it does when a rank
@@ -745,8 +779,7 @@ impl Rounds {
             Grace::Fixed(grace) => grace,
             Grace::Learned { .. } => Duration::ZERO,
         };
-        let most = self.timeout + grace + MORE_THAN_RANK_0;
-        let (until, waited) = (since + most, now.since(since));
+        let (until, waited) = (since + self.timeout + grace + MORE_THAN_RANK_0, now.since(since));
         if now < until {
             self.wake_by(until);
             return;
@@ -764,11 +797,13 @@ impl Rounds {
         let times = now.since(until).as_nanos() / MORE_THAN_RANK_0.as_nanos();
         let asked_at = until + MORE_THAN_RANK_0 * times as u32;
         let rank_0 = [0].into_iter().collect();
-        let Some(silent) = self.first_without_life(engine, &rank_0, asked_at, now) else { return };
-        if silent.is_none() && now < until + most {
-            return self.wake_by(asked_at + MORE_THAN_RANK_0);
-        }
-        let is_silent = if silent.is_some() { ", and does not say any more what it is doing" } else { "" };
+        let at_last = until + self.timeout + grace + MORE_THAN_RANK_0;
+        let silent = match self.first_without_life(engine, &rank_0, asked_at, now) {
+            None if now < at_last => return,
+            Some(None) if now < at_last => return self.wake_by(asked_at + MORE_THAN_RANK_0),
+            found => found.flatten(),
+        };
+        let is_silent = if silent.is_some() { "; it gives no sign of life" } else { "" };
         let on = self.on_host(0);
         let detail = format!("it opens round {round} of a partial all-reduce{on}{is_silent}");
         engine.give_up_on(FaultKind::TimedOut, 0, detail, waited, now);

@@ -3,8 +3,8 @@
 //! **Invariant:** rounds open in order, and what a rank says of itself grows. Rank 0 hears who is
 //! ready; the word that a round is open goes down a binomial tree. Words may be lost where others
 //! overtake them: a word to rank 0 is said again as long as its round is not open, and a word down
-//! the tree as long as its round has not ended here. Rank 0 then says it to all ranks: a rank above
-//! them may be stopped. A round that has ended was bound by all ranks, so a word about it is told
+//! the tree as long as its round has not ended here. If that takes long, rank 0 says it to all ranks,
+//! as a rank between may be stopped. A round that has ended was bound by all ranks, so a word about it is told
 //! to nobody any more.
 
 use std::time::Duration;
@@ -19,6 +19,10 @@ use crate::engine::{Engine, RoundWord};
 /// replaced by an older one that it had overtaken.
 const SAID_AGAIN_AFTER: Duration = Duration::from_millis(10);
 const SAID_AGAIN_AFTER_MAX: Duration = Duration::from_secs(1);
+
+/// From which time between two repetitions on rank 0 says to all ranks which rounds are open: a
+/// round whose data take long costs no words to all.
+const TOLD_TO_ALL_FROM: Duration = Duration::from_millis(320);
 /// How often a word is tried that a peer had no room for.
 const RETRIED_AFTER: Duration = Duration::from_micros(50);
 
@@ -156,7 +160,7 @@ impl RoundWords {
                 must_retry = true;
             }
         }
-        if is_again && self.rank == 0 {
+        if is_again && self.rank == 0 && interval >= TOLD_TO_ALL_FROM {
             // Said again where there was no room.
             let others = (1..self.ranks).filter(|rank| parent(*rank) != 0);
             others.for_each(|rank| {

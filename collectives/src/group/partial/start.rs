@@ -35,7 +35,6 @@ const EXACT_RANKS_MAX: u32 = 2048;
 /// Sets the comparison of terms, and what ranks tell of their hosts, apart from a caller's own
 /// all-gather.
 const PARTIAL_MARK: u32 = 0x5041_5254;
-const HOSTS_MARK: u32 = 0x4854_5350;
 
 /// Words of a host's name; longer names are cut.
 const HOST_WORDS: usize = 8;
@@ -87,37 +86,45 @@ fn fill(
 }
 
 impl Group {
-    /// Compares what the ranks ask for.
-    fn agree_on(&self, terms: Terms) -> Result<(), PartialError> {
-        let mut all = vec![0; WORDS * self.world_size() as usize];
+    /// Compares what the ranks ask for. Returns the names of their hosts, for errors.
+    fn agree_on(&self, terms: Terms) -> Result<Vec<String>, PartialError> {
+        let mut own = [0; WORDS + HOST_WORDS];
+        own[..WORDS].copy_from_slice(&terms.to_words());
+        let into: &mut [u8] = bytemuck::cast_slice_mut(&mut own[WORDS..]);
+        into.iter_mut().zip(self.host_name().trim().bytes()).for_each(|(into, byte)| *into = byte);
+        let mut all = vec![0; own.len() * self.world_size() as usize];
         let plain = Self { variant: None, stream: None, ..self.tagged_further(PARTIAL_MARK) };
-        plain.gather_words(&terms.to_words(), &mut all)?;
-        let Some((rank, theirs)) = terms.find_difference(&all) else { return Ok(()) };
-        let own = terms.to_string();
-        Err(PartialError::Differs { rank, theirs, own_rank: self.rank(), own })
-    }
-
-    /// The names of the ranks' hosts, for errors.
-    fn gather_hosts(&self) -> Result<Vec<String>, PartialError> {
-        let system = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let own = self.shared.options.world.host.clone().unwrap_or_else(system);
-        let own = own.trim();
-        let mut words = [0_u64; HOST_WORDS];
-        let into: &mut [u8] = bytemuck::bytes_of_mut(&mut words);
-        into.iter_mut().zip(own.bytes()).for_each(|(into, byte)| *into = byte);
-        let mut all = vec![0; HOST_WORDS * self.world_size() as usize];
-        let plain = Self { variant: None, stream: None, ..self.tagged_further(HOSTS_MARK) };
-        plain.gather_words(&words, &mut all)?;
-        let name = |words: &[u64; HOST_WORDS]| {
-            let text = String::from_utf8_lossy(bytemuck::bytes_of(words)).into_owned();
+        plain.gather_words(&own, &mut all)?;
+        let rows = || all.chunks_exact(own.len()).map(|row| row.split_at(WORDS));
+        let all_terms: Vec<u64> = rows().flat_map(|(terms, _)| terms).copied().collect();
+        if let Some((rank, theirs)) = terms.find_difference(&all_terms) {
+            return Err(PartialError::Differs {
+                rank,
+                theirs,
+                own_rank: self.rank(),
+                own: terms.to_string(),
+            });
+        }
+        let name = |(_, words): (_, &[u64])| {
+            let text = String::from_utf8_lossy(bytemuck::cast_slice(words)).into_owned();
             text.chars().filter(|letter| !letter.is_control()).collect()
         };
-        Ok(all.as_chunks().0.iter().map(name).collect())
+        Ok(rows().map(name).collect())
+    }
+
+    /// The name of this host, for people.
+    fn host_name(&self) -> String {
+        let system = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        self.shared.options.world.host.clone().unwrap_or_else(system)
     }
 
     /// Begins the rounds in this group, which nothing else uses, for the group `observed`.
-    fn into_partial(self, terms: Terms, observed: &Self) -> Result<RawPartial, PartialError> {
-        let hosts = self.gather_hosts()?;
+    fn into_partial(
+        self,
+        terms: Terms,
+        hosts: Vec<String>,
+        observed: &Self,
+    ) -> Result<RawPartial, PartialError> {
         let Terms { len, data_type, activation, .. } = terms;
         let is_exact = self.is_exact(data_type, activation.op())?;
         let exact = is_exact.then(|| BlockSums::new(data_type, len));
@@ -275,7 +282,7 @@ impl RawPartial {
             .factor()
             .is_none_or(|factor| group.gpu().is_none() && ReduceOp::PremulSum(factor).fits(data_type));
         let terms = Terms { len, data_type, activation, has_thread, can_multiply };
-        group.agree_on(terms)?;
+        let hosts = group.agree_on(terms)?;
         terms.check(group.world_size())?;
         if group.is_exact(data_type, activation.op())?
             && activation.late_rule() != Late::Drop
@@ -291,7 +298,7 @@ impl RawPartial {
             stream: group.stream.clone(),
             ..own
         };
-        own.into_partial(terms, group)
+        own.into_partial(terms, hosts, group)
     }
 }
 
