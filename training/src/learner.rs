@@ -33,13 +33,15 @@ pub struct Sgd {
     learning_rate: f32,
     momentum: f32,
     velocity: Vec<f32>,
+    /// Whether any velocity may be other than 0.
+    is_moving: bool,
 }
 
 impl Sgd {
     /// For that number of parameters, at rest.
     #[must_use]
     pub fn new(parameters: usize, learning_rate: f32, momentum: f32) -> Self {
-        Self { learning_rate, momentum, velocity: vec![0.0; parameters] }
+        Self { learning_rate, momentum, velocity: vec![0.0; parameters], is_moving: false }
     }
 
     /// What a checkpoint has to keep of it.
@@ -50,6 +52,7 @@ impl Sgd {
 
     /// The velocity, to be restored.
     pub fn velocity_mut(&mut self) -> &mut [f32] {
+        self.is_moving = true;
         &mut self.velocity
     }
 
@@ -65,11 +68,17 @@ impl Sgd {
     /// There are fewer parameters.
     pub fn step_piece(&mut self, piece: Range<usize>, parameters: &mut [f32], gradient: &[f32]) {
         if self.momentum == 0.0 {
+            // What a checkpoint had of another momentum.
+            if std::mem::take(&mut self.is_moving) {
+                self.velocity.fill(0.0);
+            }
+            assert!(piece.end <= self.velocity.len(), "a piece of the parameters");
             for (parameter, gradient) in parameters.iter_mut().zip(gradient) {
                 *parameter -= self.learning_rate * gradient;
             }
             return;
         }
+        self.is_moving = true;
         let moving = parameters.iter_mut().zip(&mut self.velocity[piece]);
         for ((parameter, velocity), gradient) in moving.zip(gradient) {
             *velocity = self.momentum * *velocity - self.learning_rate * gradient;

@@ -356,7 +356,8 @@ fn versions_bound_what_copies_lack_and_not_how_far_ranks_are_apart() {
         assert!(trained.guarantee_held && trained.parameters_equal, "{text}");
         ahead
     };
-    // The slow rank takes three times as long, and has a new copy after each of its steps.
+    // The slow rank takes three times as long. With the longer distance its copies serve for some
+    // steps.
     let [clocks, few, versions] = ["ssp:staleness=3", "bap:distance=3", "bap:distance=32"].map(ahead);
     assert!(clocks == 3 && few < versions && versions > 8, "{clocks} {few} {versions}");
 }

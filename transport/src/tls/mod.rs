@@ -43,7 +43,7 @@ pub(crate) use self::absent::KernelReader;
 pub use self::absent::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsHandshake, TlsReader, TlsWriter};
 #[cfg(feature = "tls")]
 use self::ends::Ends;
-#[cfg(feature = "etcd")]
+#[cfg(all(feature = "etcd", feature = "tls"))]
 pub(crate) use self::ends::provider;
 #[cfg(feature = "tls")]
 pub use self::handshake::TlsHandshake;

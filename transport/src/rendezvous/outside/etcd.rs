@@ -78,6 +78,7 @@ const FILES: [&str; 3] = ["ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"];
 /// What the variables of `etcdctl` say.
 #[derive(Clone, Default)]
 struct Variables {
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "TLS alone reads files"))]
     files: [Option<String>; FILES.len()],
     /// `ETCDCTL_USER`: `NAME:PASSWORD`, or the name alone.
     user: Option<String>,
