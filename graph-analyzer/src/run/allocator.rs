@@ -4,9 +4,9 @@
 //! of its allocations is the same in each run. So a program installs [`TracingAllocator`] as its
 //! global allocator, and a [`Tracer`] notes in the first run what its thread allocates and when
 //! that is freed ([`Site`]: the size, and the number among the allocations of this size). For
-//! these lifetimes it makes a [`MemoryPlan`] and one arena, and from the second run on each site
-//! allocates at its offset there. A site that holds a tensor that crosses allocates in registered
-//! memory instead, a place for each slot of the tensor.
+//! these lifetimes it makes a [`MemoryPlan`](crate::MemoryPlan) and one arena, and from the second
+//! run on each site allocates at its offset there. A site that holds a tensor that crosses
+//! allocates in registered memory instead, a place for each slot of the tensor.
 //!
 //! A later run may be another one: its inputs have another shape. Then sites miss their places, and
 //! the next plan follows this run. A value that lives on in a place stays there, and the next plan
