@@ -3,9 +3,9 @@
 //! **Invariant:** rounds open in order, and what a rank says of itself grows. Rank 0 hears who is
 //! ready; the word that a round is open goes down a binomial tree. Words may be lost where others
 //! overtake them: a word to rank 0 is said again as long as its round is not open, and a word down
-//! the tree as long as its round has not ended here. If that takes long, rank 0 says it to all ranks,
-//! as a rank between may be stopped. A round that has ended was bound by all ranks, so a word about it is told
-//! to nobody any more.
+//! the tree as long as its round has not ended here. If that takes long, rank 0 says it to all
+//! ranks, as a rank between may be stopped. A round that has ended was bound by all ranks, so a
+//! word about it is told to nobody any more.
 
 use std::time::Duration;
 

@@ -18,8 +18,8 @@
 //! * *BAP* (Li et al. 2016): versions are bounded, not clocks. With distance D and p ranks a rank
 //!   may push d = D / (p - 1) updates that the copy of another rank lacks; then it waits until that
 //!   rank has a newer copy. A rank takes one when, after another step, its copy would lack more of
-//!   a rank, if as many updates come as since its last step began. So ranks of unlike speed need not wait,
-//!   as they do with SSP, if d updates come in a step of the slowest.
+//!   a rank, if as many updates come as since its last step began. So ranks of unlike speed need
+//!   not wait, as they do with SSP, if d updates come in a step of the slowest.
 //! * *ASP*: a rank asks and goes on. It takes the copy when it is there at the end of a step.
 //!
 //! **Invariants:** a copy holds all updates of its rank; with ASP, all until it asked. With SSP and

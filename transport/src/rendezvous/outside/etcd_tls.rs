@@ -1,5 +1,5 @@
-//! TLS 1.3 to an etcd, by rustls, with the files in PEM that variables of `etcdctl` name. The store's
-//! certificate has to be for the address that is asked. An error is what is wrong.
+//! TLS 1.3 to an etcd, by rustls, with the files in PEM that variables of `etcdctl` name. The
+//! certificate of the store has to be for the address that is asked. An error says what is wrong.
 
 use std::sync::Arc;
 
