@@ -6,6 +6,7 @@ mod tensors;
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -19,14 +20,14 @@ use pleach_transport::{RegionKey, RemoteSlice, Secret, clock};
 use raw::Raw;
 use rustix::process::Signal;
 use stopping::{PAUSE, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
 use tonic::codec::CompressionEncoding;
 use tonic::codegen::tokio_stream::{self as stream, StreamExt};
 use tonic::server::NamedService as _;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic::{Code, Request};
+use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -38,6 +39,9 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Calls to a server that was killed fail within this time.
 const SOON: Duration = Duration::from_secs(1);
+
+/// Held by a test that measures a time, and by the one that keeps all processors busy.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Clients at a time that are killed.
 const CLIENTS: u64 = 64;
@@ -638,6 +642,7 @@ const KILLING: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_are_killed_leave_nothing_behind() {
+    let _alone = ALONE.lock().await;
     let sender = open(ExchangeFabric::Auto);
     let data = lendable(&sender, 100_000);
     let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
@@ -652,8 +657,7 @@ async fn clients_that_are_killed_leave_nothing_behind() {
                 random ^= random >> 7;
                 random ^= random << 17;
                 std::thread::park_timeout(Duration::from_micros(random % 50_000));
-                program.kill().expect("it runs");
-                program.wait().expect("it was killed");
+                kill(&mut program);
                 killed += 1;
             }
             killed
@@ -690,7 +694,7 @@ async fn server_of_a_child() {
         return;
     }
     let sender = open(ExchangeFabric::Auto);
-    let data = lendable(&sender, 100_000);
+    let data = lendable(&sender, LENGTH);
     let (address, running) = serve(data, Some(&sender), "127.0.0.1:0").await;
     println!("ready {address}");
     running.server.await.expect("does not panic");
@@ -698,6 +702,7 @@ async fn server_of_a_child() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_server_is_waited_for_a_stopped_one_until_the_deadline_and_a_killed_one_not() {
+    let _alone = ALONE.lock().await;
     let (mut program, address) = child("server_of_a_child", "");
     let receiver = open(ExchangeFabric::Auto);
     let (mut client, channel) = client(&receiver, address.parse().expect("an address")).await;
@@ -712,9 +717,11 @@ async fn a_slow_server_is_waited_for_a_stopped_one_until_the_deadline_and_a_kill
         request
     };
     let refused = client.get(limited(ask(100_000))).await.expect_err("is stopped");
-    assert!(matches!(refused.code(), Code::Cancelled | Code::DeadlineExceeded), "{refused}");
-    let mut late = client.clone();
-    let slow = tokio::spawn(async move { late.sum(tensor(own)).await });
+    // The server's timer is stopped with it.
+    let names_call = refused.message().contains("/pleach.example.Tensors/Get");
+    assert!(refused.code() == Code::DeadlineExceeded && names_call, "{refused}");
+    let (mut late, message) = (client.clone(), tensor(own.clone()));
+    let slow = tokio::spawn(async move { late.sum(message).await });
     tokio::time::sleep(PAUSE).await;
     assert!(!slow.is_finished() && tensors::sum(&tensor(held.clone())) == sum, "what was received stays");
     signal(&program, Signal::CONT);
@@ -724,17 +731,90 @@ async fn a_slow_server_is_waited_for_a_stopped_one_until_the_deadline_and_a_kill
     wait_for_returns(&receiver).await;
     // One that is killed is not waited for.
     signal(&program, Signal::STOP);
-    let mut last = client.clone();
-    let waiting = tokio::spawn(async move { last.get(ask(100_000)).await });
-    tokio::time::sleep(PAUSE).await;
+    let calls = (0..CALLS).map(|_| {
+        let (mut last, message) = (client.clone(), tensor(own.clone()));
+        tokio::spawn(async move { last.sum(message).await })
+    });
+    let calls = calls.collect::<Vec<_>>();
+    // A request is sent when it lends. The others wait for a place.
+    let until = clock::now() + LONG;
+    while receiver.counts().leases < STREAMS {
+        assert!(clock::now() < until, "{:?}", receiver.counts());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let since = clock::now();
-    program.kill().expect("it runs");
-    let lost = waiting.await.expect("does not panic").expect_err("is killed");
+    kill(&mut program);
+    for call in calls {
+        let lost = call.await.expect("does not panic").expect_err("is killed");
+        is_lost(&lost, "Sum");
+    }
     let waited = clock::now().since(since);
     assert!(waited < SOON && tensors::sum(&tensor(held)) == sum, "{waited:?}: what was received stays");
-    let names_call = lost.message().contains("/pleach.example.Tensors/Get");
-    assert!(lost.code() == Code::Unavailable && names_call, "{lost}");
-    program.wait().expect("it was killed");
+    // Nobody listens there any more.
+    is_lost(&client.get(ask(1)).await.expect_err("is killed"), "Get");
+}
+
+/// Calls at a time.
+const CALLS: usize = 300;
+
+/// How many of them the server takes at a time.
+const STREAMS: u64 = 200;
+
+/// Kills a child that runs until then.
+fn kill(program: &mut Child) {
+    program.kill().expect("it runs");
+    let status = program.wait().expect("it was killed");
+    assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "it failed by itself");
+}
+
+/// Whether a status says that the server of this call is lost, and why.
+fn is_lost(status: &Status, method: &str) {
+    let names_call =
+        status.message().contains(&format!("/pleach.example.Tensors/{method}: the server is lost"));
+    let has_source = std::error::Error::source(status).is_some();
+    assert!(status.code() == Code::Unavailable && names_call && has_source, "{status:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_killed_within_an_answer_is_lost_whether_there_are_links_or_not() {
+    for (fabric, method, bytes) in [
+        (ExchangeFabric::Auto, "Repeat", 1000),
+        (ExchangeFabric::None, "Repeat", 1000),
+        (ExchangeFabric::None, "Get", LENGTH),
+    ] {
+        let (mut program, address) = child("server_of_a_child", "");
+        let (_, channel) = client(&open(fabric), address.parse().expect("an address")).await;
+        assert_eq!(is_linked(&channel), fabric == ExchangeFabric::Auto);
+        let mut caller = tonic::client::Grpc::new(channel).max_decoding_message_size(2 * LENGTH);
+        caller.ready().await.expect("listens");
+        let path = format!("/pleach.example.Tensors/{method}").parse().expect("a path");
+        let ask = Request::new(Ask { tensors: 1 << 20, ..ask(bytes) });
+        let codec = grpc::Codec::<Ask, Tensor>::default();
+        // An answer of one message is a stream of one. Its end waits until the client reads.
+        let mut answer = caller.server_streaming(ask, path, codec).await.expect("is served").into_inner();
+        kill(&mut program);
+        let lost = loop {
+            match tokio::time::timeout(LONG, answer.message()).await.expect("does not hang") {
+                Ok(message) => assert!(message.is_some(), "{method}: the answer is not whole"),
+                Err(status) => break status,
+            }
+        };
+        is_lost(&lost, method);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_this_program_is_no_lost_server() {
+    let (sender, receiver) = (open(ExchangeFabric::Auto), open(ExchangeFabric::Auto));
+    let (address, server) = serve(lendable(&sender, 100), Some(&sender), "127.0.0.1:0").await;
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).expect("an address");
+    let channel = endpoint.origin("nowhere".parse().expect("a name")).connect().await.expect("listens");
+    let channel = Channel::over(&receiver, channel, None).await.expect("goes inline");
+    let refused = TensorsClient::new(channel).get(ask(1)).await.expect_err("has no scheme");
+    let names_call = refused.message().contains("/pleach.example.Tensors/Get");
+    let has_source = std::error::Error::source(&refused).is_some();
+    assert!(refused.code() == Code::Unknown && names_call && has_source, "{refused:?}");
+    server.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -761,8 +841,7 @@ async fn a_slow_client_keeps_what_it_reads_and_holds_up_nobody() {
         assert!(clock::now() < until, "{:?}", sender.counts());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    program.kill().expect("it runs");
-    program.wait().expect("it was killed");
+    kill(&mut program);
     wait_for_returns(&sender).await;
     server.end().await;
 }

@@ -1,16 +1,20 @@
 //! Bodies around those of tonic: one lends, one accepts.
 
 use std::collections::VecDeque;
+use std::error::Error;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use tonic::Status;
 use tonic::body::Body;
+use tonic::codegen::http::Uri;
+use tonic::{Code, Status, TimeoutExpired};
 
 use super::fields::{self, FieldName, Lender, lending_by};
+use super::introduction::one_line;
 use crate::endpoint::rpcs::{AcceptedField, FieldError, OverRpc, PendingField};
 use crate::endpoint::{Endpoint, ReceivedTensor};
 use crate::gathered::{self, Beginning};
@@ -98,6 +102,75 @@ impl HttpBody for LendingBody {
     fn size_hint(&self) -> SizeHint {
         // Of what the encoder will write nothing is known.
         SizeHint::default()
+    }
+}
+
+/// The status of a call that failed at this end, or whose answer did: it names the call, and its
+/// source is what happened. A lost server is `UNAVAILABLE`, and the end of tonic's timer
+/// `DEADLINE_EXCEEDED`; of all else the code is tonic's.
+pub(crate) fn failed(call: &str, error: Status) -> Status {
+    let (mut is_lost, mut is_late) = (false, false);
+    let mut cause: &dyn Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
+        is_late |= cause.is::<TimeoutExpired>();
+        is_lost |= ends_connection(cause);
+    }
+    let cause = match error.source() {
+        Some(_) => cause.to_string(),
+        None => error.message().to_owned(),
+    };
+    let (code, what) = match error.code() {
+        _ if is_late => (Code::DeadlineExceeded, "there is no answer in time"),
+        _ if is_lost => (Code::Unavailable, "the server is lost"),
+        code => (code, "it failed"),
+    };
+    let mut status = Status::new(code, format!("{call}: {what}: {}", one_line(&cause)));
+    status.set_source(Arc::new(error));
+    status
+}
+
+/// Whether an error is the end of a connection: of its socket, or of a call that waits for a place
+/// on it. For tonic the first one is unknown and the second one cancelled.
+fn ends_connection(error: &(dyn Error + 'static)) -> bool {
+    // h2 keeps the error of the socket to itself, and hyper does not name what it cancels. Both
+    // are tonic's own affair. Tests that kill a server show whether they still say so.
+    let text = format!("{error:?}");
+    error.is::<io::Error>()
+        || text.starts_with("Error { kind: Io(")
+        || text.starts_with("hyper::Error(Canceled")
+}
+
+/// The body of an answer. Its errors are those of [`failed`].
+pub(crate) struct AnswerBody {
+    inner: Body,
+    of: Uri,
+}
+
+impl AnswerBody {
+    pub(crate) fn new(inner: Body, of: Uri) -> Self {
+        Self { inner, of }
+    }
+}
+
+impl HttpBody for AnswerBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        polled.map_err(|error| failed(self.of.path(), error))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }
 

@@ -12,11 +12,11 @@ use pleach_transport::{Nanos, clock};
 use tonic::body::Body;
 use tonic::codegen::http::header::HeaderValue;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::codegen::http::{Request, Response};
+use tonic::codegen::http::{Request, Response, Uri};
 use tonic::{Code, Status, transport};
 use tower_service::Service;
 
-use super::body::{AcceptingBody, LendingBody, RpcEnd};
+use super::body::{AcceptingBody, AnswerBody, LendingBody, RpcEnd, failed};
 use super::fields::Lender;
 use super::introduction::{self, Introduction, PATH, RPC_HEADER, rpc_header};
 use crate::endpoint::{Endpoint, InlineReason, OpenEndpointError, Peer};
@@ -152,7 +152,8 @@ impl Channel {
 
     /// Makes the links, or says why fields go inline.
     async fn introduce(&self) -> Result<(), String> {
-        let links = self.make_links().await;
+        // The server may say as much as it likes.
+        let links = self.make_links().await.map_err(|reason| introduction::one_line(&reason));
         let mut state = lock(&self.shared.state);
         match links {
             Ok(links) => {
@@ -230,26 +231,27 @@ impl Channel {
     }
 }
 
-/// The status of a call that was not answered. For tonic the end of a connection is unknown, and
-/// its text does not say what happened.
-fn unanswered(call: &str, error: transport::Error) -> Status {
-    let mut cause: &dyn std::error::Error = &error;
-    while let Some(source) = cause.source() {
-        cause = source;
+/// The answer of a call, whose body is made into another one. An error of the call, or of that
+/// body, is one of [`failed`].
+async fn answered(
+    uri: Uri,
+    answer: transport::channel::ResponseFuture,
+    accepting: impl FnOnce(Body) -> Body,
+) -> Result<Response<Body>, Status> {
+    match answer.await {
+        Ok(answer) => Ok(answer.map(|body| Body::new(AnswerBody::new(accepting(body), uri)))),
+        Err(error) => Err(failed(uri.path(), Status::from_error(error.into()))),
     }
-    let text = format!("{call} has no answer, since the server is lost: {cause}");
-    let status = Status::from_error(Box::new(error));
-    if status.code() == Code::Unknown { Status::unavailable(text) } else { status }
 }
 
 impl Service<Request<Body>> for Channel {
     type Response = Response<Body>;
-    /// A call that the server does not answer fails with the status that gRPC has for it.
+    /// See [`failed`].
     type Error = Status;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        self.inner.poll_ready(context).map_err(|error| unanswered("a call", error))
+        self.inner.poll_ready(context).map_err(|error| failed("a call", Status::from_error(error.into())))
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
@@ -258,7 +260,7 @@ impl Service<Request<Body>> for Channel {
             let lender = Lender::new(&endpoint, Err(InlineReason::NoRegions), 0);
             let request = request.map(|body| Body::new(LendingBody::new(body, lender, None)));
             let answer = self.inner.call(request);
-            return Box::pin(async move { answer.await.map_err(|error| unanswered(uri.path(), error)) });
+            return Box::pin(answered(uri, answer, |body| body));
         };
         // Relaxed: only that no two numbers are equal counts.
         let rpc = LAST_RPC.fetch_add(1, Ordering::Relaxed) + 1;
@@ -279,9 +281,7 @@ impl Service<Request<Body>> for Channel {
         let (lender, misses) = (Some(lender), Some(accepts));
         let end = RpcEnd { endpoint: endpoint.clone(), rpc, lender, recalls: true, misses };
         let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await.map_err(|error| unanswered(uri.path(), error))?;
-            Ok(answer.map(|body| Body::new(AcceptingBody::new(body, endpoint, Some(end)))))
-        })
+        let accepting = |body| Body::new(AcceptingBody::new(body, endpoint, Some(end)));
+        Box::pin(answered(uri, answer, accepting))
     }
 }

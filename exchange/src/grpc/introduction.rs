@@ -29,8 +29,8 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 /// Between two looks whether a link has regions.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Longest reason of another program, in bytes. A longer one is cut.
-const REASON_BYTES_MAX: usize = 1024;
+/// Longest text of another program that is shown, in bytes. A longer one is cut.
+const TEXT_BYTES_MAX: usize = 1024;
 
 /// The version of this protocol.
 const VERSION: u32 = 1;
@@ -62,13 +62,17 @@ impl Introduction {
         Self { version: VERSION, address, incarnation, link: 0, reason: String::new() }
     }
 
-    /// What another program says: its reason is one line of at most [`REASON_BYTES_MAX`] bytes,
-    /// since errors and the log show it.
+    /// What another program says. Its reason is [`one_line`].
     pub(crate) fn checked(mut self) -> Self {
-        self.reason.truncate(self.reason.floor_char_boundary(REASON_BYTES_MAX));
-        self.reason = self.reason.replace(char::is_control, " ");
+        self.reason = one_line(&self.reason);
         self
     }
+}
+
+/// A text of another program as errors and the log show it: one line of at most
+/// [`TEXT_BYTES_MAX`] bytes.
+pub(crate) fn one_line(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_BYTES_MAX)].replace(char::is_control, " ")
 }
 
 /// Connects to the endpoint of another program and waits for regions, so that the other program may
@@ -171,6 +175,16 @@ mod tests {
                 Err(part) => assert!(found.expect_err(said).contains(part), "{said} {host:?}"),
             }
         }
+    }
+
+    #[test]
+    fn a_text_of_another_program_is_one_line_and_is_cut_between_two_characters() {
+        let text = format!("a\nb{}ü{}", "c".repeat(1020), "d".repeat(4000));
+        assert_eq!(
+            (text.is_char_boundary(1024), one_line(&text)),
+            (false, format!("a b{}", "c".repeat(1020)))
+        );
+        assert_eq!(one_line("short"), "short");
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Shared {
         let linked = tokio::task::spawn_blocking(move || shared.link_to(&theirs, host)).await;
         match linked.map_err(|error| error.to_string()).and_then(|linked| linked) {
             Ok(link) => own.link = link.0,
-            Err(reason) => own.reason = reason,
+            Err(reason) => own.reason = introduction::one_line(&reason),
         }
         own
     }
