@@ -3,6 +3,7 @@
 //! By shared memory and over sockets; with `PLEACH_TEST_FABRIC=verbs` over RDMA.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -23,7 +24,8 @@ const LONG: Duration = Duration::from_secs(60);
 /// Calls to a peer that was killed fail within this time, and its leases are back.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Held by a test that measures a time, and by the one that keeps all processors busy.
+/// Held by a test that measures a time or memory, and by the one that keeps all processors busy. The
+/// pages of this program are divided by its processes too.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Tells a child its fabric and its part: `send`, `receive HOST:PORT`, `publish`, or `hold` with
@@ -75,7 +77,7 @@ fn part_of_a_child() {
         loop {
             let received = peer.receive(&key(0, "w")).expect("is published");
             let values = received.as_slice::<u32>().expect("numbers");
-            assert!(values.iter().all(|value| *value == values[0]), "a torn tensor");
+            assert!(values.len() == 10_000 && values.iter().all(|value| *value == 9), "a torn tensor");
             held.push(received);
             if held.len() > 3 {
                 held.clear();
@@ -151,9 +153,11 @@ impl Program {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
+    /// Kills a child that runs until then.
     fn kill(&mut self) {
         self.child.kill().expect("it runs");
-        self.child.wait().expect("it was killed");
+        let status = self.child.wait().expect("it was killed");
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "it failed by itself");
     }
 }
 
@@ -220,6 +224,7 @@ fn stop_a_sender(fabric: &str) {
 
 #[test]
 fn four_that_hold_a_tensor_in_place_have_its_bytes_once() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let go = open("shm");
     let mut programs = vec![Program::start("shm", "publish")];
     let part = format!("hold {} {}", programs[0].ready, go.address());
