@@ -24,8 +24,8 @@ const LONG: Duration = Duration::from_secs(60);
 /// Calls to a peer that was killed fail within this time, and its leases are back.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Held by a test that measures a time or memory, and by the one that keeps all processors busy. The
-/// pages of this program are divided by its processes too.
+/// Held by a test that measures a time or memory, and by the one that keeps all processors busy.
+/// Pages of this program are divided by its processes too.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Tells a child its fabric and its part: `send`, `receive HOST:PORT`, `publish`, or `hold` with
