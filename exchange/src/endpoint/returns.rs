@@ -107,7 +107,8 @@ impl ReturnCounters for Returns {
     }
 }
 
-/// All interleavings: `RUSTFLAGS="--cfg loom" cargo test -p pleach-exchange --lib --release loom`.
+/// All interleavings with at most 3 preemptions:
+/// `RUSTFLAGS="--cfg loom" cargo test -p pleach-exchange --lib --release loom`.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::cell::UnsafeCell;
