@@ -196,7 +196,7 @@ fn incarnation(program: usize) -> u64 {
 }
 
 impl Simulation {
-    /// The programs of a seed. `holder`: an endpoint that holds links are told to be of.
+    /// The programs of a seed. `holder`: the endpoint that each [`LinkHold`] is given.
     fn new(seed: u64, is_harmless: bool, mutant: Option<Mutant>, holder: Arc<Handle>) -> Self {
         let mut random = Random::new(seed).split("programs");
         let network = Network::star(RANKS, 1_000_000_000, Duration::from_micros(2));
@@ -341,8 +341,8 @@ impl Simulation {
         program.core.pump_all_regions(now);
         drop(program.core.take_dropped());
         let may_sleep = program.core.sleep();
-        let until = program.core.next_deadline(now);
-        program.wakes_at = if may_sleep { until.unwrap_or(Nanos(u64::MAX)) } else { now }.max(now + LOOK);
+        let until = if may_sleep { program.core.next_deadline(now) } else { Some(now) };
+        program.wakes_at = until.unwrap_or(Nanos(u64::MAX)).max(now + LOOK);
         program.turned_at = now;
         self.wires.collect(number, now);
         if self.wires.has_unexplained() {
@@ -609,7 +609,10 @@ impl Simulation {
                 }
             }
         }
-        program.wakes_at = program.wakes_at.min(now + LOOK);
+        // The drop of a link's last hold wakes the thread. The return of a lease does not.
+        if program.holds.iter().any(|(of, hold)| *of == link && hold.strong_count() == 0) {
+            program.wakes_at = program.wakes_at.min(now + LOOK);
+        }
         Ok(())
     }
 
@@ -789,7 +792,7 @@ fn held_leases(program: &Program, link: u64) -> Vec<LeaseNumber> {
     }
 }
 
-/// An endpoint that links are told to be of.
+/// The endpoint that each [`LinkHold`] is given.
 fn holder() -> Arc<Handle> {
     let options = EndpointOptions { fabric: ExchangeFabric::None, ..EndpointOptions::default() };
     Endpoint::open(&options).expect("a free port of loopback").handle.clone()

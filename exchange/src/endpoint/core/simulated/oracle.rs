@@ -1,7 +1,7 @@
 //! What must hold, from outside: it knows what was sent and what was read, and nothing of the code.
 //!
-//! The elements of a tensor say which tensor it is and where they are in it. So a read tells a
-//! tensor that is torn, another one's, or overwritten from the right one.
+//! Each element of a tensor says which tensor it is of, and its place in it. So a read finds out
+//! whether the tensor is torn, is another one, or was overwritten.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
