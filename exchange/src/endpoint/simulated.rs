@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use pleach_transport::mutex::lock;
 use pleach_transport::shm::OpenError;
-use pleach_transport::sim::{SimDevice, World};
+use pleach_transport::sim::{Network, Options, SimDevice, World};
 use pleach_transport::{Address, ConnectError, Device, Meeting, Rank};
 
 use super::pair::{DevicePair, MappingDevice, PairedDevice, Pairs, config_of};
@@ -26,6 +26,14 @@ pub(crate) fn set_ended(ranks: BTreeSet<Rank>) {
     ENDED.set(ranks);
 }
 
+/// The parameters of a world without faults whose devices do as a [`MappingDevice`] does.
+pub(crate) fn mapping_options(network: Network, seed: u64) -> Options {
+    // A sender wakes a receiver that sleeps at the end of a put. If that came before the signal,
+    // the receiver would look too early, sleep again, and be woken by nobody.
+    Options { maps: true, passive: true, signals_before_ends: true, ..Options::new(network, seed) }
+}
+
+/// Devices of worlds of [`mapping_options`].
 impl MappingDevice for SimDevice {
     fn may_read(&self, peer: Rank) -> bool {
         !ENDED.with_borrow(|ended| ended.contains(&peer))

@@ -2,9 +2,10 @@
 //!
 //! A put: `Depart` (its bytes enter the wire), the flow drains, `Arrive` (the remaining bytes land,
 //! then its signal is raised). `Complete` comes when the flow has drained, or some time after the
-//! arrival; bytes that have not landed by then are copied out of the source at this last moment.
-//! With tearing, pieces land before. A get: the request travels, `Depart` at the peer, the flow
-//! drains, `Arrive` and `Complete` here. An atomic is carried out at `Depart`.
+//! arrival, as it always does with `Options::signals_before_ends`; bytes that have not landed by
+//! then are copied out of the source at this last moment. With tearing, pieces land before. A get:
+//! the request travels, `Depart` at the peer, the flow drains, `Arrive` and `Complete` here. An
+//! atomic is carried out at `Depart`.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -309,7 +310,8 @@ impl State {
         }
         // Without reordering, a source is free when it has been sent. With reordering, it may also
         // become free after the arrival.
-        if is_put && (self.faults.reorder.is_zero() || self.choices.coin()) {
+        let may_end = is_put && !self.signals_before_ends;
+        if may_end && (self.faults.reorder.is_zero() || self.choices.coin()) {
             self.after(Duration::ZERO, SimEvent::Complete(number));
         }
     }

@@ -76,6 +76,9 @@ pub struct Options {
     /// Whether transfers inside a host need no polls: bytes land and sources are read while their
     /// ranks do nothing.
     pub passive: bool,
+    /// Whether a put ends only after its signal, as between processes that share memory. The
+    /// contract promises less: that its source may be used again.
+    pub signals_before_ends: bool,
     /// By rank: the number of its host. Empty: all ranks are on one host.
     pub hosts: Vec<u32>,
     /// Transfers under way to one peer, unless the faults allow fewer.
@@ -96,7 +99,8 @@ const QUEUE_DEPTH: usize = 64;
 const TRANSFER_BYTES_MAX: u64 = 16 << 20;
 
 impl Options {
-    /// No faults, no mappings, one host, ranks must be polled, bytes are copied.
+    /// No faults, no mappings, one host, ranks must be polled, a put may end before its signal,
+    /// bytes are copied.
     #[must_use]
     pub fn new(network: Network, seed: u64) -> Self {
         Self {
@@ -105,6 +109,7 @@ impl Options {
             faults: Faults::none(),
             maps: false,
             passive: false,
+            signals_before_ends: false,
             hosts: Vec::new(),
             queue_depth: QUEUE_DEPTH,
             transfer_bytes_max: TRANSFER_BYTES_MAX,

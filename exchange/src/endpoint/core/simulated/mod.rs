@@ -46,7 +46,7 @@ use crate::calls::CallLimits;
 use crate::endpoint::memory::LendableMemory;
 use crate::endpoint::options::{EndpointLimits, EndpointOptions, ExchangeFabric};
 use crate::endpoint::shared::LinkHold;
-use crate::endpoint::simulated::{SimulatedPairs, set_ended};
+use crate::endpoint::simulated::{SimulatedPairs, mapping_options, set_ended};
 use crate::endpoint::tensor::{ReceivedTensor, SharedTensor, TensorShape, TensorWay};
 use crate::endpoint::{Endpoint, Handle};
 use crate::key::Key;
@@ -203,7 +203,7 @@ impl Simulation {
         let kinds =
             FaultKinds::of(&[FaultKind::Delay, FaultKind::Reorder, FaultKind::Tear, FaultKind::QueueFull]);
         let faults = Faults::draw(&kinds.swarm(&mut random), seed, &network, PATIENCE);
-        let options = Options { maps: true, passive: true, faults, ..Options::new(network, seed) };
+        let options = Options { faults, ..mapping_options(network, seed) };
         let world = World::new(options);
         set_ended(BTreeSet::new());
         let pairs = SimulatedPairs::new(world.clone(), RANKS);
