@@ -67,8 +67,6 @@ pub(crate) struct Known {
     pub(crate) others_answered: u64,
     /// Of its updates those that this rank's shard held when this rank asked for its copy.
     pub(crate) asked_with: u64,
-    /// Of its updates those that this rank's shard held when this rank began its last step.
-    pub(crate) clocks_before: u64,
     /// Of this rank's updates those that its copy holds, as it has told.
     pub(crate) holds: u64,
 }
@@ -85,13 +83,6 @@ impl Known {
         if self.is_asked && answer.question == self.asked & Answer::QUESTION_MOST {
             self.answer = Some(answer.held);
         }
-    }
-
-    /// Updates of it that this rank's copy will lack at the end of another step, if as many come
-    /// meanwhile as in the last one.
-    pub(crate) fn lacking_after_a_step(&self) -> u64 {
-        let pace = (self.clocks - self.clocks_before).max(1);
-        self.clocks - self.asked_with + pace
     }
 
     /// Answers to what was asked so far do not count.

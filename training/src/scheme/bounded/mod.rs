@@ -17,9 +17,8 @@
 //!   never more than `high` allows.
 //! * *BAP* (Li et al. 2016): versions are bounded, not clocks. With distance D and p ranks a rank
 //!   may push d = D / (p - 1) updates that the copy of another rank lacks; then it waits until that
-//!   rank has a newer copy. A rank takes one when, after another step, its copy would lack more of
-//!   a rank, if as many updates come as since its last step began. So ranks of unlike speed need
-//!   not wait, as they do with SSP, if d updates come in a step of the slowest.
+//!   rank has a newer copy. A rank takes one when half of that came from a rank. So ranks of
+//!   unlike speed need not wait, as they do with SSP, if d updates come in a step of the slowest.
 //! * *ASP*: a rank asks and goes on. It takes the copy when it is there at the end of a step.
 //!
 //! **Invariants:** a copy holds all updates of its rank; with ASP, all until it asked. With SSP and
@@ -212,7 +211,6 @@ impl BoundedStaleness {
     fn compute(&mut self, now: Nanos, actions: &mut Actions) {
         self.phase = Phase::Computing;
         self.began = now;
-        self.known.iter_mut().for_each(|known| known.clocks_before = known.clocks);
         actions.compute(self.next_step);
     }
 
@@ -258,7 +256,7 @@ impl BoundedStaleness {
             Bound::Versions { distance } => {
                 let most = Bound::of_a_rank(distance, self.plan.ranks);
                 let mut peers = self.plan.peers().map(|peer| &self.known[peer as usize]);
-                let is_old = peers.any(|peer| peer.lacking_after_a_step() > most);
+                let is_old = peers.any(|peer| peer.clocks - peer.asked_with >= most.div_ceil(2));
                 let waits = self.without_my_updates(most).is_some();
                 // With a new copy a rank makes a step first: quick ranks may not keep it from that.
                 if is_old && (waits || !self.is_fresh) {
