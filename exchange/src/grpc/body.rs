@@ -10,7 +10,6 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::body::Body;
-use tonic::codegen::http::Uri;
 use tonic::{Code, Status, TimeoutExpired};
 
 use super::fields::{self, FieldName, Lender, lending_by};
@@ -133,45 +132,10 @@ pub(crate) fn failed(call: &str, error: Status) -> Status {
 /// Whether an error is the end of a connection: of its socket, or of a call that waits for a place
 /// on it. For tonic the first one is unknown and the second one cancelled.
 fn ends_connection(error: &(dyn Error + 'static)) -> bool {
-    // h2 keeps the error of the socket to itself, and hyper does not name what it cancels. Both
-    // are tonic's own affair. Tests that kill a server show whether they still say so.
-    let text = format!("{error:?}");
     error.is::<io::Error>()
-        || text.starts_with("Error { kind: Io(")
-        || text.starts_with("hyper::Error(Canceled")
-}
-
-/// The body of an answer. Its errors are those of [`failed`].
-pub(crate) struct AnswerBody {
-    inner: Body,
-    of: Uri,
-}
-
-impl AnswerBody {
-    pub(crate) fn new(inner: Body, of: Uri) -> Self {
-        Self { inner, of }
-    }
-}
-
-impl HttpBody for AnswerBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.inner).poll_frame(context);
-        polled.map_err(|error| failed(self.of.path(), error))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
+        // It keeps the error of the socket to itself.
+        || error.downcast_ref().is_some_and(h2::Error::is_io)
+        || error.downcast_ref().is_some_and(hyper::Error::is_canceled)
 }
 
 /// A body that is read: references are accepted before their message is given to the decoder.

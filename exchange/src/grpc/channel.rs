@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http_body_util::BodyExt as _;
 use pleach_transport::mutex::lock;
 use pleach_transport::{Nanos, clock};
 use tonic::body::Body;
@@ -16,7 +17,7 @@ use tonic::codegen::http::{Request, Response, Uri};
 use tonic::{Code, Status, transport};
 use tower_service::Service;
 
-use super::body::{AcceptingBody, AnswerBody, LendingBody, RpcEnd, failed};
+use super::body::{AcceptingBody, LendingBody, RpcEnd, failed};
 use super::fields::Lender;
 use super::introduction::{self, Introduction, PATH, RPC_HEADER, rpc_header};
 use crate::endpoint::{Endpoint, InlineReason, OpenEndpointError, Peer};
@@ -187,7 +188,7 @@ impl Channel {
         self.call_introduce(own).await?;
         let lends = match LinkId(theirs.link) {
             LinkId(0) => {
-                tracing::info!("fields of requests go inline: {}", theirs.reason);
+                tracing::info!("fields of requests go inline: {}", introduction::one_line(&theirs.reason));
                 None
             }
             link => introduction::may_lend(endpoint, link).await.then_some(link),
@@ -206,7 +207,7 @@ impl Channel {
         // The server may take as long at its own end, and this one waits for no more.
         request.set_timeout(2 * introduction::LIMIT);
         let answer = client.unary(request, PathAndQuery::from_static(PATH), codec).await;
-        answer.map(|answer| answer.into_inner().checked()).map_err(|status| match status.code() {
+        answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
             Code::Unimplemented => "the server has no pleach".to_owned(),
             _ => status.to_string(),
         })
@@ -239,7 +240,10 @@ async fn answered(
     accepting: impl FnOnce(Body) -> Body,
 ) -> Result<Response<Body>, Status> {
     match answer.await {
-        Ok(answer) => Ok(answer.map(|body| Body::new(AnswerBody::new(accepting(body), uri)))),
+        Ok(answer) => {
+            let named = move |error| failed(uri.path(), error);
+            Ok(answer.map(|body| Body::new(accepting(body).map_err(named))))
+        }
         Err(error) => Err(failed(uri.path(), Status::from_error(error.into()))),
     }
 }

@@ -61,12 +61,6 @@ impl Introduction {
         let (address, incarnation) = (endpoint.address().to_string(), endpoint.incarnation());
         Self { version: VERSION, address, incarnation, link: 0, reason: String::new() }
     }
-
-    /// What another program says. Its reason is [`one_line`].
-    pub(crate) fn checked(mut self) -> Self {
-        self.reason = one_line(&self.reason);
-        self
-    }
 }
 
 /// A text of another program as errors and the log show it: one line of at most
