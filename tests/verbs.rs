@@ -10,6 +10,7 @@
 mod changed;
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
+mod rdma_devices;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use launcher::{PATIENCE, pleach, wait_until};
 use pleach::transport::clock::now;
+use rdma_devices::rdma_device;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Numbers jobs of this process. Relaxed: only uniqueness matters.
@@ -35,16 +37,6 @@ struct Job {
     folder: PathBuf,
 }
 
-/// The RDMA devices of this machine in order.
-fn devices() -> Vec<String> {
-    let entries = fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("readable").file_name();
-    let mut names: Vec<String> = entries.map(|entry| name(entry).to_string_lossy().into_owned()).collect();
-    names.sort();
-    assert!(!names.is_empty(), "there is no RDMA device");
-    names
-}
-
 impl Job {
     /// `pleach bench` on that many ranks, each on a host of its own by name; `change` has the last
     /// word on how each is started.
@@ -54,7 +46,6 @@ impl Job {
         fs::create_dir(&folder).expect("the folder is new");
         // Ranks may be of another user, whose own the folder in it must be where they meet.
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("it is ours");
-        let devices = devices();
         let rank = |rank: u32| {
             let mut command = pleach();
             command.arg("bench").args(arguments).args(["--fabric", "verbs"]);
@@ -66,7 +57,7 @@ impl Job {
                 .env("PLEACH_WORLD_SIZE", world_size.to_string())
                 .env("PLEACH_RENDEZVOUS", format!("file://{}/meeting", folder.display()))
                 .env("PLEACH_HOST", format!("host-{rank}"))
-                .env("PLEACH_VERBS_DEVICE", &devices[rank as usize % devices.len()])
+                .env("PLEACH_VERBS_DEVICE", rdma_device(rank))
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());

@@ -16,6 +16,8 @@ mod partial;
 #[path = "gpu_memory/persistent.rs"]
 mod persistent;
 mod ranks;
+#[path = "../../tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 #[path = "gpu_memory/sound.rs"]
 mod sound;
 #[path = "gpu_memory/starts.rs"]

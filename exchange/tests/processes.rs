@@ -2,6 +2,9 @@
 //!
 //! By shared memory and over sockets; with `PLEACH_TEST_FABRIC=verbs` over RDMA.
 
+#[path = "../../tests/rdma_devices/mod.rs"]
+mod rdma_devices;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
@@ -12,6 +15,7 @@ use pleach_exchange::message::FailureKind;
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, Peer};
 use pleach_transport::sim::Random;
 use pleach_transport::{Secret, clock};
+use rdma_devices::rdma_device;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// Bytes of a tensor, of which 2 % are much beside what a process touches anew when it receives: a
@@ -44,21 +48,14 @@ fn by_each_fabric(test: impl Fn(&str)) {
     }
 }
 
-/// Of two RDMA devices the second for children, so that bytes cross the network. `None`: any.
-fn nic(is_child: bool) -> Option<String> {
-    let devices = std::fs::read_dir("/sys/class/infiniband").ok()?.flatten();
-    let mut names: Vec<_> = devices.filter_map(|device| device.file_name().into_string().ok()).collect();
-    names.sort();
-    names.into_iter().nth(usize::from(is_child))
-}
-
 fn open(fabric: &str) -> Endpoint {
     let mut options = EndpointOptions::default();
     options.fabric = fabric.parse().expect("a fabric");
     if options.fabric == ExchangeFabric::Verbs {
         // A NIC serves those alone that know a secret.
         options.secret = Some(Secret::new(b"a secret of these tests"));
-        options.verbs.device = nic(std::env::var_os(PART).is_some());
+        // Children have the second of two devices, so that bytes cross the network.
+        options.verbs.device = Some(rdma_device(u32::from(std::env::var_os(PART).is_some())));
     }
     Endpoint::open(&options).expect("a free port of loopback")
 }

@@ -22,8 +22,12 @@ use pleach_transport::tcp::TcpDevice;
 use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
 use pleach_transport::{Address, Device, DeviceConfig, Event, LossCause, Rank, Responder, Secret, clock};
 
+#[path = "../../tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 #[path = "../../tests/skipped/mod.rs"]
 mod skipped;
+
+use rdma_devices::rdma_device;
 
 #[global_allocator]
 static ALLOCATOR: TracingAllocator = TracingAllocator;
@@ -77,21 +81,12 @@ enum Fabric {
     Verbs,
 }
 
-/// Of several RDMA devices a rank has one, so that bytes cross the network. `None`: any.
-fn nic(rank: Rank) -> Option<String> {
-    let devices = std::fs::read_dir("/sys/class/infiniband").ok()?.flatten();
-    let mut names: Vec<_> = devices.filter_map(|device| device.file_name().into_string().ok()).collect();
-    names.sort();
-    let number = rank as usize % names.len().max(1);
-    names.into_iter().nth(number)
-}
-
 fn device(fabric: Fabric, config: DeviceConfig) -> Box<dyn Device> {
     match fabric {
         Fabric::Shm => Box::new(ShmDevice::new(config).expect("there is shared memory")),
         Fabric::Tcp => Box::new(TcpDevice::new(config).expect("there is a loopback interface")),
         Fabric::Verbs => {
-            let options = VerbsOptions { device: nic(config.rank), ..VerbsOptions::default() };
+            let options = VerbsOptions { device: Some(rdma_device(config.rank)), ..VerbsOptions::default() };
             Box::new(VerbsDevice::new(config, &options).expect("there is a NIC"))
         }
     }

@@ -13,6 +13,8 @@ mod left;
 mod memory;
 mod mismatched;
 mod ranks;
+#[path = "../rdma_devices/mod.rs"]
+mod rdma_devices;
 mod repeated;
 mod script;
 mod stopped;

@@ -34,14 +34,6 @@ pub(crate) fn many(fabric: Fabric, elements: u32) -> u32 {
     if fabric == Fabric::Verbs { elements.min(1 << 16) } else { elements }
 }
 
-/// The RDMA device of a rank: the next one for each, and from the first on again.
-fn rdma_device(rank: Rank) -> String {
-    let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
-    let mut names: Vec<_> = entries.map(|entry| entry.expect("is readable").file_name()).collect();
-    names.sort();
-    names[rank as usize % names.len()].to_string_lossy().into_owned()
-}
-
 /// What a rank is told about itself: rank, world size, fabric, folder.
 pub(crate) const VARIABLE: &str = "PLEACH_TEST_RANK_PROCESS";
 
@@ -223,7 +215,7 @@ impl Member {
     fn start(rank: Rank, count: Rank, fabric: Fabric, folder: &Path) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("has a path"));
         if fabric == Fabric::Verbs {
-            command.env("PLEACH_VERBS_DEVICE", rdma_device(rank));
+            command.env("PLEACH_VERBS_DEVICE", crate::rdma_devices::rdma_device(rank));
         }
         let mut process = command
             .args(["rank_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])

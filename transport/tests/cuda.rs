@@ -8,6 +8,8 @@ mod direct;
 mod fake_cuda;
 #[path = "cuda/pair.rs"]
 mod pair;
+#[path = "../../tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 #[path = "cuda/shared.rs"]
 mod shared_by_ranks;
 

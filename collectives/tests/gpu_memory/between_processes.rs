@@ -190,15 +190,9 @@ mod verbs {
     use super::*;
 
     fn on_its_device(rank: u32, command: &mut Command) {
-        let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
-        let name = |entry: std::io::Result<std::fs::DirEntry>| {
-            entry.expect("readable").file_name().to_string_lossy().into_owned()
-        };
-        let mut devices: Vec<String> = entries.map(name).collect();
-        devices.sort();
         command
             .env("PLEACH_HOST", format!("host-{rank}"))
-            .env("PLEACH_VERBS_DEVICE", &devices[rank as usize % devices.len()])
+            .env("PLEACH_VERBS_DEVICE", crate::rdma_devices::rdma_device(rank))
             .env("LD_LIBRARY_PATH", crate::fake_cuda::folder())
             .env("FAKE_CUDA_DMA_BUF", "0");
     }

@@ -12,7 +12,7 @@ use pleach_transport::{
     clock,
 };
 
-use crate::verbs::rdma_device;
+use crate::rdma_devices::rdma_device;
 use crate::world::{Backend, BackendKind, PATIENCE, Submission, World, assert_bytes, noise, put, signal};
 
 const SIGNAL_SLOT: u16 = 3;

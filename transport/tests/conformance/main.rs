@@ -26,6 +26,8 @@ mod messages;
 mod polling;
 mod progress;
 mod puts;
+#[path = "../../../tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 mod regions;
 mod returning;
 #[path = "../../../tests/skipped/mod.rs"]

@@ -11,6 +11,7 @@ use pleach_transport::{
     Secret, SharedMemory, Signal, Source, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
+use crate::rdma_devices::rdma_device;
 use crate::world::{Backend, PATIENCE};
 
 mod minimum;
@@ -21,18 +22,6 @@ mod refused;
 const STRIPE_BYTES: usize = 64;
 
 pub(crate) struct Verbs<const WIDE: bool, const CM: bool = false>;
-
-/// An RDMA device of this machine by its number, from the first one on again.
-pub(crate) fn rdma_device(number: u32) -> String {
-    let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
-    let name = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.expect("readable").file_name().to_string_lossy().into_owned()
-    };
-    let mut devices: Vec<String> = entries.map(name).collect();
-    devices.sort();
-    assert!(!devices.is_empty(), "there is no RDMA device");
-    devices.swap_remove(number as usize % devices.len())
-}
 
 impl<const WIDE: bool, const CM: bool> Backend for Verbs<WIDE, CM> {
     const NAME: &'static str = if WIDE { "verbs over two NICs" } else { "verbs" };

@@ -15,15 +15,11 @@ use crate::pair::{Pair, config, signal};
 use crate::{bytes_of, memory};
 
 fn device(rank: u32) -> VerbsDevice {
-    let entries = std::fs::read_dir("/sys/class/infiniband").expect("there are RDMA devices");
-    let name = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.expect("readable").file_name().to_string_lossy().into_owned()
-    };
-    let mut devices: Vec<String> = entries.map(name).collect();
-    devices.sort();
-    let own = devices[rank as usize % devices.len()].clone();
-    VerbsDevice::new(config(rank), &VerbsOptions { device: Some(own), ..VerbsOptions::default() })
-        .expect("a device that is up")
+    VerbsDevice::new(
+        config(rank),
+        &VerbsOptions { device: Some(crate::rdma_devices::rdma_device(rank)), ..VerbsOptions::default() },
+    )
+    .expect("a device that is up")
 }
 
 pub(crate) fn what_a_nic_writes_is_there_when_it_is_told(gpu: &Arc<Gpu>) {

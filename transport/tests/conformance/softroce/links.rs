@@ -9,7 +9,8 @@ use pleach_transport::verbs::{
 use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Secret, Transfer};
 
 use super::changed::{Changed, expect_machine};
-use crate::verbs::{Two, Verbs, rdma_device};
+use crate::rdma_devices::rdma_device;
+use crate::verbs::{Two, Verbs};
 use crate::world::{BackendKind, Inbox, PATIENCE, SIGNAL_SLOTS, World, assert_bytes, noise, put};
 
 /// Bytes that one packet never carries.
