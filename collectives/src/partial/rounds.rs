@@ -49,8 +49,8 @@ pub enum Own {
     Abstained,
 }
 
-/// How long after its end a wait goes on for signs of life of those that it misses: a rank that
-/// seldom runs cannot tell whether an answer has come.
+/// How long a rank waits for signs of life of those that a round misses, after the time for the
+/// round is up. A rank that seldom runs cannot tell whether an answer has come.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How soon a rank is asked again that could not be asked.
@@ -548,8 +548,8 @@ impl Rounds {
     }
 
     /// The first of these ranks that shows no life, if any. They are asked once for each `end` of a
-    /// time for which they were waited for. `None`: that is not known yet. Who has not answered
-    /// [`ANSWERED_WITHIN`] that end, or could not be asked, shows none.
+    /// time for which they were waited for. `None`: that is not known yet. A rank shows no life if
+    /// it has not answered [`ANSWERED_WITHIN`] the time after `end`, or could not be asked.
     fn first_without_life(
         &mut self,
         engine: &mut Engine,
@@ -562,18 +562,12 @@ impl Rounds {
             _ => BTreeSet::new(),
         };
         let (_, asked) = self.asked_at_end.insert((end, asked));
-        // Others may be missing than when the first were asked.
-        asked.extend(
-            ranks
-                .iter()
-                .filter(|rank| !asked.contains(rank) && engine.ask_for_life(*rank, now))
-                .collect::<Vec<_>>(),
-        );
         let is_over = now >= end + ANSWERED_WITHIN;
         let (mut silent, mut look_at) = (None, None);
         for rank in ranks.iter() {
-            let lives =
-                if asked.contains(&rank) { engine.lives(rank, now) } else { Err(now + ASKED_AGAIN_AFTER) };
+            // Others may be missing than when the first were asked.
+            let is_asked = asked.contains(&rank) || (engine.ask_for_life(rank, now) && asked.insert(rank));
+            let lives = if is_asked { engine.lives(rank, now) } else { Err(now + ASKED_AGAIN_AFTER) };
             match lives {
                 Ok(true) => {}
                 Err(at) if !is_over => look_at = look_at.max(Some(at)),

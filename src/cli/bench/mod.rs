@@ -537,8 +537,7 @@ impl<'a> Report<'a> {
             return Ok(());
         }
         let (collective, fabric, ranks) = (self.task.collective, self.fabric, self.task.ranks);
-        let host = rustix::system::uname();
-        let host = host.nodename().to_string_lossy();
+        let host = pleach::transport::rendezvous::host_name();
         let note = &self.note;
         let more = if self.topology.is_some() { ["of bound", "predicted", "(%)", "(us)"] } else { [""; 4] };
         let more = |measure_size: usize| match more[measure_size] {

@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 use crate::cli::CommandError;
 use crate::cli::output::{print, put, rounded};
 
-/// How long rank 0 waits at least for the reports of all,
+/// How long rank 0 waits for the reports of all ranks, at least.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// and how much longer if the last rank runs the whole model before.
+/// How much longer it waits for those of a run that is checked: the last rank runs the whole model
+/// before it reports.
 const CHECK_PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Iterations of which a rank reports the moments: a value in the store is short.

@@ -44,7 +44,7 @@ pub use listening::NoAddress;
 pub use neighbours::{ProbeListener, ProbeOutcome, probe};
 pub use outside::OutsideError;
 pub use prefix_store::PrefixStore;
-pub use record::Difference;
+pub use record::{Difference, host_name};
 pub use registers::{Registers, has_registers};
 pub use seats::{Arrival, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive, ask};
 pub use tcp::TcpStore;

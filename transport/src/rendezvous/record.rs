@@ -232,7 +232,8 @@ pub(super) fn ranks_a_processor(records: &[RankRecord]) -> Vec<u32> {
 }
 
 /// The host's name, for messages.
-pub(super) fn host_name() -> String {
+#[must_use]
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

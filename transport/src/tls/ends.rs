@@ -8,7 +8,7 @@
 //! With certificates both ends also check that the other's is signed by the authority, and not
 //! expired. Names in certificates are not checked: the proof of the secret says which rank it is.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -163,12 +163,15 @@ fn with_certificates(
     Ok((client, server, identity))
 }
 
-/// All certificates of a file.
-fn certificates(variable: &'static str, path: &PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let bad = |reason: String| TlsError::File { variable, path: path.clone(), reason };
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| bad(error.to_string()))?;
-    let all: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| bad(error.to_string()))?;
-    if all.is_empty() { Err(bad("no certificate in it".to_owned())) } else { Ok(all) }
+fn certificates(variable: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    certificates_of(path).map_err(|reason| TlsError::File { variable, path: path.to_owned(), reason })
+}
+
+/// All certificates of a file in PEM, at least one, or why there is none.
+pub(crate) fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| error.to_string())?;
+    let all: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    if all.is_empty() { Err("it has no certificate".to_owned()) } else { Ok(all) }
 }
 
 /// Takes any key of which the other end has the private half.

@@ -44,7 +44,7 @@ pub use self::absent::{PLAIN_BYTES_MAX, RECORDS_AT_ONCE, TlsHandshake, TlsReader
 #[cfg(feature = "tls")]
 use self::ends::Ends;
 #[cfg(all(feature = "etcd", feature = "tls"))]
-pub(crate) use self::ends::provider;
+pub(crate) use self::ends::{certificates_of, provider};
 #[cfg(feature = "tls")]
 pub use self::handshake::TlsHandshake;
 #[cfg(feature = "tls")]

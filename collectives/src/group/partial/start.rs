@@ -10,6 +10,7 @@ use pleach_schedule::Schedule;
 use pleach_schedule::verify::expect_partial_rounds;
 use pleach_transport::Slice;
 use pleach_transport::cuda::PinnedMemory;
+use pleach_transport::rendezvous::host_name;
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 use super::super::bound::BoundCall;
@@ -91,7 +92,8 @@ impl Group {
         let mut own = [0; WORDS + HOST_WORDS];
         own[..WORDS].copy_from_slice(&terms.to_words());
         let into: &mut [u8] = bytemuck::cast_slice_mut(&mut own[WORDS..]);
-        into.iter_mut().zip(self.host_name().trim().bytes()).for_each(|(into, byte)| *into = byte);
+        let host = self.shared.options.world.host.clone().unwrap_or_else(host_name);
+        into.iter_mut().zip(host.trim().bytes()).for_each(|(into, byte)| *into = byte);
         let mut all = vec![0; own.len() * self.world_size() as usize];
         let plain = Self { variant: None, stream: None, ..self.tagged_further(PARTIAL_MARK) };
         plain.gather_words(&own, &mut all)?;
@@ -110,12 +112,6 @@ impl Group {
             text.chars().filter(|letter| !letter.is_control()).collect()
         };
         Ok(rows().map(name).collect())
-    }
-
-    /// The name of this host, for people.
-    fn host_name(&self) -> String {
-        let system = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        self.shared.options.world.host.clone().unwrap_or_else(system)
     }
 
     /// Begins the rounds in this group, which nothing else uses, for the group `observed`.

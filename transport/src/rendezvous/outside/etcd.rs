@@ -92,6 +92,15 @@ impl Variables {
         let text = |name| value(name).map(|value| value.to_string_lossy().into_owned());
         Self { files: FILES.map(text), user: text("ETCDCTL_USER"), password: text("ETCDCTL_PASSWORD") }
     }
+
+    /// Name and password, if this process is a user.
+    fn user(&self) -> Option<(&str, &str)> {
+        let user = self.user.as_deref()?;
+        Some(match &self.password {
+            Some(password) => (user, password),
+            None => user.split_once(':').unwrap_or((user, "")),
+        })
+    }
 }
 
 /// How a store is asked, and by whom. Copies share the connections.
@@ -100,7 +109,6 @@ struct Access {
     variables: Variables,
     agent: Agent,
     is_private: bool,
-    user: Option<(String, String)>,
 }
 
 impl Access {
@@ -119,15 +127,7 @@ impl Access {
         if is_private {
             return Err(OutsideError::NotBuilt { feature: "tls" });
         }
-        let user = match (&variables.user, &variables.password) {
-            (Some(user), Some(password)) => Some((user.clone(), password.clone())),
-            (Some(user), None) => {
-                let (name, password) = user.split_once(':').unwrap_or((user, ""));
-                Some((name.to_owned(), password.to_owned()))
-            }
-            (None, _) => None,
-        };
-        Ok(Self { variables, agent: config.build().into(), is_private, user })
+        Ok(Self { variables, agent: config.build().into(), is_private })
     }
 
     /// The first part of its address in rendezvous.
@@ -210,7 +210,7 @@ impl EtcdStore {
     /// once more if they may have been renewed.
     fn ask(&mut self, node: usize, method: &str, body: &str, deadline: Nanos) -> Result<Value, OutsideError> {
         match self.post(node, method, body, deadline) {
-            Err(error) if wants_token(&error) && self.access.user.is_some() => {
+            Err(error) if wants_token(&error) && self.access.variables.user.is_some() => {
                 self.authenticate(node, deadline)?;
                 self.post(node, method, body, deadline)
             }
@@ -228,7 +228,7 @@ impl EtcdStore {
     /// Asks for a token.
     fn authenticate(&mut self, node: usize, deadline: Nanos) -> Result<(), OutsideError> {
         self.token = None;
-        let Some((name, password)) = &self.access.user else { return Ok(()) };
+        let Some((name, password)) = self.access.variables.user() else { return Ok(()) };
         let body = json!({ "name": name, "password": password }).to_string();
         let answer = self.post(node, "auth/authenticate", &body, deadline)?;
         let token = answer.get("token").and_then(Value::as_str).ok_or_else(|| self.foreign())?;
@@ -485,7 +485,7 @@ mod tests {
         let user = |user: Option<&str>, password: Option<&str>| {
             let own = |text: Option<&str>| text.map(str::to_owned);
             let variables = Variables { user: own(user), password: own(password), ..Variables::default() };
-            Access::new(false, variables).expect("it is one").user
+            variables.user().map(|(name, password)| (name.to_owned(), password.to_owned()))
         };
         let pair = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
         assert_eq!(user(None, None), None);

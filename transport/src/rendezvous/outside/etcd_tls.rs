@@ -1,6 +1,8 @@
 //! TLS 1.3 to an etcd, by rustls, with the files in PEM that variables of `etcdctl` name. The
 //! certificate of the store has to be for the address that is asked. An error says what is wrong.
 
+use std::fmt::Display;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
@@ -68,15 +70,12 @@ fn for_ureq(certificate: &CertificateDer<'_>) -> Certificate<'static> {
     Certificate::from_der(certificate).to_owned()
 }
 
-fn wrong((variable, path): Named<'_>, reason: &str) -> String {
+fn wrong((variable, path): Named<'_>, reason: impl Display) -> String {
     format!("{variable}={path} ({reason})")
 }
 
 fn certificates(of: Named<'_>) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found = CertificateDer::pem_file_iter(of.1).map_err(|error| wrong(of, &error.to_string()))?;
-    let found: Result<Vec<_>, _> = found.collect();
-    let found = found.map_err(|error| wrong(of, &error.to_string()))?;
-    if found.is_empty() { Err(wrong(of, "it has no certificate")) } else { Ok(found) }
+    tls::certificates_of(Path::new(of.1)).map_err(|reason| wrong(of, reason))
 }
 
 /// The key, which must be that of the certificate: ureq would panic.
@@ -85,10 +84,10 @@ fn private_key(
     chain: Vec<CertificateDer<'static>>,
     provider: &CryptoProvider,
 ) -> Result<PrivateKey<'static>, String> {
-    let bytes = std::fs::read(of.1).map_err(|error| wrong(of, &error.to_string()))?;
-    let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| wrong(of, &error.to_string()))?;
-    CertifiedKey::from_der(chain, key, provider).map_err(|error| wrong(of, &error.to_string()))?;
-    PrivateKey::from_pem(&bytes).map_err(|error| wrong(of, &error.to_string()))
+    let bytes = std::fs::read(of.1).map_err(|error| wrong(of, error))?;
+    let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| wrong(of, error))?;
+    CertifiedKey::from_der(chain, key, provider).map_err(|error| wrong(of, error))?;
+    PrivateKey::from_pem(&bytes).map_err(|error| wrong(of, error))
 }
 
 #[cfg(test)]
