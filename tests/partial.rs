@@ -70,17 +70,23 @@ fn bad_input_is_refused_with_what_to_write() {
     }
 }
 
+/// How late a rank is on a busy machine nobody knows, and the later it is the less is learned: the
+/// exit status has to say which of the two it was. How much is learned is held in virtual time, by
+/// the claims of `benches/training`.
 #[test]
-fn a_training_that_does_not_wait_for_a_late_rank_learns_as_much_as_one_rank() {
+fn a_training_that_does_not_wait_for_a_late_rank_is_measured_by_one_rank() {
     let mut command = pleach();
     command.args(["train", "--ranks", "4", "--partial", "majority", "--skew", "one:2ms"]);
     command.args(["--fabric", "shm", "--json"]);
     let output = finish(command);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    let errors = text(&output.stderr);
     let last = text(&output.stdout).lines().last().expect("a verdict");
-    assert_eq!(field(last, "parameters_equal"), "true", "{last}");
+    assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"), "{last}");
     let (together, alone) = (number(last, "test_accuracy"), number(last, "test_accuracy_of_one_rank"));
-    assert!(together > 0.9 && together + 0.02 >= alone, "{last}");
+    assert!(together > 0.8 && alone > 0.95, "{last}");
+    let has_learned_less = together + 0.02 < alone;
+    assert_eq!(output.status.success(), !has_learned_less, "{last}: {errors}");
+    assert_eq!(errors.contains("it has learned less"), has_learned_less, "{last}: {errors}");
 }
 
 #[expect(clippy::disallowed_methods, reason = "the time for which a rank is stopped")]
