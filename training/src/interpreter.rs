@@ -314,9 +314,11 @@ impl Interpreter {
         self.agreement
     }
 
-    /// Goes on with so many places, and a hash over them, that the other ranks have come to.
-    pub(crate) fn take_over(&mut self, places: u64, digest: u64) {
+    /// Goes on with so many places, and a hash over them, that the other ranks have come to, and
+    /// with the step that comes next there.
+    pub fn take_over(&mut self, places: u64, digest: u64, next_step: u64) {
         (self.agreement.places, self.agreement.digest) = (places, digest);
+        self.next_step = next_step;
     }
 
     /// The one-sided exchanges of the policy.

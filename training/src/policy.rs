@@ -263,7 +263,7 @@ pub enum Action {
     /// any of it is applied. All members ask the same questions in the same order. The answer is
     /// [`Event::Committed`] or [`Event::Membership`].
     Commit {
-        /// The number of the step or exchange, from 0.
+        /// The number of the step, or of the exchange since this member came, from 0.
         step: u64,
     },
     /// Says that this rank waits for a word or a write, if nothing else is under way. It holds

@@ -4,7 +4,7 @@
 //! The ranks are members of a session. By the scheme `sync` a step has the images of one batch,
 //! whoever shares it: so the parameters at the end are those of one rank that was never disturbed,
 //! up to rounding, if no step was lost or applied twice; with `--exact` ([`exact`]) they are its
-//! bits. By other schemes each seat has batches of its own, and no process joins. Outside of a
+//! bits. By other schemes each seat has batches of its own. Outside of a
 //! launcher this process starts the ranks, passes on what they print, and with `--chaos` kills and
 //! stops some of them, and lets some join and leave ([`Strikes`]).
 
@@ -17,7 +17,7 @@ use pleach::partial::duration;
 use pleach::session::{Elastic, Session, SessionError};
 use pleach::transport::{Nanos, clock};
 use pleach::{FabricChoice, Options, Reproducible};
-use pleach_training::{Layout, Learner as _, Perceptron, Scheme, Sgd, TrainError, Trainer};
+use pleach_training::{AfterLoss, Layout, Learner as _, Perceptron, Scheme, Sgd, TrainError, Trainer};
 use pleach_vocabulary::random::Random;
 use serde_json::json;
 
@@ -61,8 +61,9 @@ const END: &str = "@end";
 /// Options of trainings whose ranks may end.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ElasticArguments {
-    /// Train in a session, by the scheme sync if none is given: ranks may end, stop, join (by sync
-    /// alone) and leave, and MIN or more of at most MAX go on [without a value: 2:6]
+    /// Train in a session, by the scheme sync if none is given: ranks may end, stop, leave and join
+    /// (not by every scheme, see --schemes), and MIN or more of at most MAX go on [without a value:
+    /// 2:6]
     #[arg(
         long,
         value_name = "MIN:MAX",
@@ -72,8 +73,8 @@ pub(crate) struct ElasticArguments {
         conflicts_with_all = ["partial", "simulate", "replay", "checkpoint", "resume", "log", "record", "steps", "batch", "learning_rates", "momentum", "seed", "skew"],
     )]
     elastic: Option<Bounds>,
-    /// Every 2 s a fault, where MIN and MAX allow it: kill, stop, join (by sync alone) and leave in
-    /// turn, or those of a LIST
+    /// Every 2 s a fault, where MIN and MAX allow it: kill, stop, join (not by every scheme) and
+    /// leave in turn, or those of a LIST
     #[arg(
         long,
         value_name = "LIST",
@@ -203,8 +204,7 @@ fn train(
     verdict.check()
 }
 
-/// Whether members share the images of one batch in each step. Else each has something of its own,
-/// which nobody hands to a process that joins.
+/// Whether members share the images of one batch in each step. Else each seat has its own.
 fn is_one_batch(scheme: &Scheme) -> bool {
     matches!(scheme, Scheme::Sync { .. })
 }
@@ -215,7 +215,11 @@ fn faults(
     scheme: &Scheme,
     fabric: FabricChoice,
 ) -> Result<Vec<Fault>, CommandError> {
-    let may_join = |fault: &Fault| *fault != Fault::Join || is_one_batch(scheme);
+    let refusal = match scheme.after_loss() {
+        AfterLoss::GoesOn { refuses_joiners, .. } => refuses_joiners,
+        AfterLoss::Refused { reason, .. } => Some(reason),
+    };
+    let may_join = |fault: &Fault| *fault != Fault::Join || refusal.is_none();
     match chaos {
         None => Ok(Vec::new()),
         Some([]) => {
@@ -229,8 +233,8 @@ fn faults(
             }
         }
         Some(_) => Err(CommandError::typed(format!(
-            "no rank joins by {scheme}: each has steps of its own, and nobody hands over what one needs to go on; \
-             leave join out of --chaos, or train by sync"
+            "no rank joins by {scheme}: {}; leave join out of --chaos, or train by sync or local-sgd",
+            refusal.unwrap_or_default()
         ))),
     }
 }

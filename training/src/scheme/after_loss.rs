@@ -14,7 +14,9 @@
 //! | `eager` | nobody knows which gradients | are refused |
 //! | `hybrid` | a shard of the network | are refused |
 //!
-//! What a rank has made by itself since the last exchange stays with it, whoever ends.
+//! What a rank has made by itself since the last exchange stays with it, whoever ends. A process
+//! that joins begins with what all have in common after a step of `sync`, or after an exchange of
+//! `local-sgd`, `diloco`, `easgd` and `eamsgd` ([`Scheme::in_common`]); by the others it is refused.
 //!
 //! A copy of a shard or of a share at a second rank would not help: a rank that ends in the middle
 //! of an exchange has written to some owners and not to others. So a change of it would be in a
@@ -38,6 +40,9 @@ pub enum AfterLoss {
     GoesOn {
         /// What ends with the rank.
         lost: &'static str,
+        /// Why a process that joins while the others train is refused. `None`: it begins with what
+        /// they have.
+        refuses_joiners: Option<&'static str>,
     },
     /// Nobody trains by it in a session.
     Refused {
@@ -56,33 +61,28 @@ impl AfterLoss {
     /// By this scheme.
     pub(crate) fn of(scheme: &Scheme) -> Self {
         let refused = |reason, instead| Self::Refused { reason, instead };
+        let goes_on = |lost| Self::GoesOn { lost, refuses_joiners: scheme.in_common().err() };
         match scheme {
             _ if compression(scheme) == Compression::F8 => refused(
                 "what encoding has lost is sent the next time, and would be sent twice in an exchange that is \
                  repeated",
                 "compress=bf16",
             ),
-            Scheme::Sync { .. } => Self::GoesOn { lost: "nothing" },
+            Scheme::Sync { .. } => goes_on("nothing"),
             Scheme::LocalSgd { warmup: 1.., .. } => refused(
                 "a step of its warm-up that is repeated would be made where the program's optimizer is not at hand",
                 "local-sgd without a warm-up, after sync",
             ),
             Scheme::LocalSgd { .. } | Scheme::Diloco { .. } => {
-                Self::GoesOn { lost: "the steps of the rank since the last exchange" }
+                goes_on("the steps of the rank since the last exchange")
             }
-            Scheme::Elastic { mode: Mode::Sync, .. } => {
-                Self::GoesOn { lost: "the distance of the rank from the centre" }
-            }
+            Scheme::Elastic { mode: Mode::Sync, .. } => goes_on("the distance of the rank from the centre"),
             Scheme::Bidmach { threshold, .. } if *threshold < 1.0 => refused(
                 "rounds that open without late ranks need a group of their own, and an epoch has one group",
                 "bidmach:threshold=1",
             ),
-            Scheme::Bidmach { .. } => {
-                Self::GoesOn { lost: "the model of the rank, but for what others have taken in" }
-            }
-            Scheme::ElasticBsp { .. } => {
-                Self::GoesOn { lost: "the steps of the rank since the last barrier" }
-            }
+            Scheme::Bidmach { .. } => goes_on("the model of the rank, but for what others have taken in"),
+            Scheme::ElasticBsp { .. } => goes_on("the steps of the rank since the last barrier"),
             Scheme::Hybrid { .. } => {
                 refused("each rank of a group has a shard of the network that no other rank has", "sync")
             }
@@ -105,6 +105,42 @@ impl AfterLoss {
                 "sync or local-sgd",
             ),
         }
+    }
+}
+
+/// A vector that is the same on all members of a session after each commit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InCommon {
+    pub(crate) vector: Vector,
+    /// Vectors that begin as copies of it, on a process that joins.
+    pub(crate) copies: &'static [Vector],
+}
+
+impl InCommon {
+    const fn of(vector: Vector, copies: &'static [Vector]) -> Self {
+        Self { vector, copies }
+    }
+}
+
+/// See [`Scheme::in_common`].
+pub(crate) fn in_common(scheme: &Scheme) -> Result<&'static [InCommon], &'static str> {
+    use Vector::{Anchor, Centre, Parameters, Velocity};
+    match scheme {
+        Scheme::Diloco { .. } if scheme.is_streaming() => {
+            Err("fragments are exchanged while ranks make steps, so members never have all in common")
+        }
+        Scheme::Sync { .. } | Scheme::LocalSgd { compression: Compression::None, .. } => {
+            Ok(&const { [InCommon::of(Parameters, &[])] })
+        }
+        Scheme::LocalSgd { .. } | Scheme::Diloco { .. } => {
+            Ok(&const { [InCommon::of(Parameters, &[Anchor]), InCommon::of(Velocity, &[])] })
+        }
+        Scheme::Elastic { mode: Mode::Sync, .. } => Ok(&const { [InCommon::of(Centre, &[Parameters])] }),
+        Scheme::Bidmach { .. } => Err("each member has a model of its own"),
+        Scheme::ElasticBsp { .. } => {
+            Err("barriers are placed by the times of the ranks that have begun the training")
+        }
+        _ => Err("nobody trains by it in a session"),
     }
 }
 

@@ -6,7 +6,8 @@
 //! result, this one asks for the word of the session ([`Action::Commit`]). With that the copy takes
 //! the place of the elements, and the policy inside hears of the end. Where members change before,
 //! the exchange begins anew among those that there are, with the same elements. So the steps that a
-//! member has made by itself stay, and a step that is computed is computed to its end.
+//! member has made by itself stay, and a step that is computed is computed to its end. A process
+//! that joins the others resumes behind the exchange that was committed last.
 //!
 //! **Invariants:** the policy inside hears of the end of each exchange once, when all members have
 //! the result. Until then the elements that it gave are as they were. Exchanges are committed one
@@ -139,12 +140,14 @@ impl Exchanges {
         self.asked.push_back(exchange);
     }
 
-    /// There are other members, or one could not end an exchange.
-    fn changed(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+    /// There are other members, or one could not end an exchange. `step` comes next.
+    fn changed(&mut self, event: Event, step: u64, now: Nanos, actions: &mut Actions) {
         // It asks for nothing by that.
         self.tell(event, now, actions);
         if !std::mem::replace(&mut self.has_begun, true) {
-            return self.tell(Event::Start, now, actions);
+            // A process that joins begins behind an exchange of the others.
+            let begins = if step == 0 { Event::Start } else { Event::Resume };
+            return self.tell(begins, now, actions);
         }
         self.is_committing = false;
         self.asked.iter_mut().for_each(|exchange| exchange.begin(&mut self.ids, actions));
@@ -196,7 +199,7 @@ impl Exchanges {
 impl Policy for Exchanges {
     fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
         match event {
-            Event::Membership { .. } => self.changed(event, now, actions),
+            Event::Membership { step, .. } => self.changed(event, step, now, actions),
             Event::Committed => self.committed(now, actions),
             Event::Done(id, outcome) => self.done(id, outcome, now, actions),
             Event::Totalled { place, total } => {

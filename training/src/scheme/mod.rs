@@ -62,6 +62,7 @@ use superstep::Supersteps;
 use synchronous::Synchronous;
 
 pub use after_loss::AfterLoss;
+pub(crate) use after_loss::InCommon;
 pub use axes::{Axes, Exchange, ExchangeRule, Parallelism, State, Timing};
 pub(crate) use planning::PIECE_BYTES;
 pub use text::SchemeTextError;
@@ -400,7 +401,7 @@ impl Scheme {
                 "ranks with the same shard have the same parameters after each step, and all have the same network at the end, bit for bit"
             }
             Self::LocalSgd { .. } => "all ranks have the same parameters after each average, bit for bit",
-            Self::Diloco { fragments, delay, mix, .. } if *fragments > 1 || *delay > 0 || *mix > 0.0 => {
+            Self::Diloco { .. } if self.is_streaming() => {
                 "all ranks have the same outer parameters after each outer step, bit for bit, and end with them"
             }
             Self::Diloco { .. } => "all ranks have the same parameters after each outer step, bit for bit",
@@ -601,6 +602,11 @@ impl Scheme {
         matches!(self, Self::Sync { .. })
     }
 
+    /// What a process that joins a training in a session begins with; or why it is refused.
+    pub(crate) fn in_common(&self) -> Result<&'static [InCommon], &'static str> {
+        after_loss::in_common(self)
+    }
+
     /// The ranks of each line of a rank, when there are so many ranks.
     pub(crate) fn lines_of(&self, rank: Rank, ranks: u32) -> Vec<Vec<Rank>> {
         let Self::Bidmach { dimensions, .. } = *self else { return Vec::new() };
@@ -661,7 +667,7 @@ impl Scheme {
                 if mix > 0.0 {
                     vectors.push(Vector::Fetched);
                 }
-                if fragments > 1 || delay > 0 || mix > 0.0 {
+                if self.is_streaming() {
                     let streams = self.streams(every, fragments, delay, mix)?;
                     Box::new(Streaming::new(parameters, streams, outer, compression))
                 } else {
@@ -680,6 +686,11 @@ impl Scheme {
         };
         let buckets = layout.buckets(usize::MAX);
         Ok(Plan { policy, buckets, vectors, parameters, window: None, lines: Vec::new() })
+    }
+
+    /// Whether ranks make steps while fragments are exchanged.
+    fn is_streaming(&self) -> bool {
+        matches!(self, Self::Diloco { fragments, delay, mix, .. } if *fragments > 1 || *delay > 0 || *mix > 0.0)
     }
 
     /// How fragments of [`Scheme::Diloco`] are exchanged.

@@ -131,8 +131,9 @@ impl Policy for Periodic {
             | Event::Arrived { .. }
             | Event::Told { .. }
             | Event::Committed
-            | Event::Membership { .. }
             | Event::Pause => {}
+            // A process that has joined has made none.
+            Event::Membership { step, .. } => self.next_step = step,
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
             Event::Done(..) => self.averaged(actions),

@@ -38,15 +38,16 @@ pub enum TrainError {
     /// The session does not go on.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The session has made steps before, and nobody hands over what a training goes on with:
-    /// members do where they train by `sync`, and have made all steps so.
+    /// The session has made steps before, and nobody hands over what a training goes on with.
     #[error(
-        "the session is at step {step}, and nobody hands a training over: members that train by sync do; begin the \
-         training with the first step of the session, or train by sync there"
+        "the session is at step {step}, and nobody hands a training over: {reason}; begin the training with the \
+         first step of the session, or train by sync or local-sgd there"
     )]
     Late {
         /// The step that comes next.
         step: u64,
+        /// Why nobody does.
+        reason: &'static str,
     },
     /// Processes that join the session read the states during their first step
     /// ([`Heal::Hidden`](pleach_collectives::session::Heal::Hidden)).

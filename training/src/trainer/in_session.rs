@@ -12,10 +12,11 @@
 //! that hears of another epoch between two of these enters it at once, as the others wait for it
 //! there.
 //!
-//! Where members share steps, the parameters are a state of the session: a copy of them, made when
-//! a step is committed. A process that joins after the first step begins with what it has read
-//! there. Where members make steps by themselves there is no state, and such a process is refused:
-//! nobody could tell it what the policies of the others know.
+//! What all members have in common after a commit ([`Scheme::in_common`]) is a state of the
+//! session: a copy, made when a step or an exchange is committed. A process that joins after the
+//! first step begins with what it has read there. Where members make steps by themselves it makes
+//! all steps between the last exchange and the next, and the others wait for it there. By schemes
+//! whose members have nothing in common there is no state, and such a process is refused.
 //!
 //! In the beginning members compare what has to be the same on all of them, and get the parameters
 //! of rank 0. That is a part of each attempt of the first step, or the first exchange. So all
@@ -37,16 +38,21 @@ use super::metrics::TrainingMetrics;
 use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work};
 use crate::interpreter::Vectors as _;
 use crate::ledger::PolicyError;
-use crate::policy::{Event, Vector};
+use crate::policy::Event;
+use crate::scheme::{InCommon, Scheme};
 
 /// Elements of [`Kept::facts`].
-const FACTS: usize = 3;
+const FACTS: usize = 5;
 
 /// The session of a training.
 pub(crate) struct InSession {
     session: Session,
-    /// What a process that joins begins with, where members share steps.
+    /// Whether each attempt is one of a step.
+    shares_steps: bool,
+    /// What a process that joins begins with, where members have something in common.
     kept: Option<Kept>,
+    /// Whether this process has joined when all steps were made.
+    is_over: bool,
     /// Whether this process begins with that: others have made the steps before.
     has_joined: bool,
     /// The epoch in whose group the trainer works.
@@ -64,18 +70,26 @@ pub(crate) struct InSession {
 
 /// States of the session.
 struct Kept {
-    /// The parameters after the last committed step.
-    parameters: State<f32>,
-    /// The places where all members have had the same parameters, a hash over these, and a hash of
-    /// what has to be the same on all members.
+    /// Vectors after the last commit, and the vectors that begin as copies of them.
+    vectors: Vec<(State<f32>, InCommon)>,
+    /// The places where all members have had the same parameters, a hash over these, the step that
+    /// comes next, whether all steps are made, and a hash of what has to be the same on all
+    /// members.
     facts: State<u64>,
 }
 
 impl Kept {
-    fn new(session: &mut Session, parameters: usize) -> Result<Self, SessionError> {
-        let parameters = session.state("parameters of the training", parameters)?;
-        let facts = session.state("facts of the training", FACTS)?;
-        Ok(Self { parameters, facts })
+    fn new(
+        session: &mut Session,
+        in_common: &'static [InCommon],
+        parameters: usize,
+    ) -> Result<Self, SessionError> {
+        let mut state = |common: &InCommon| {
+            let state = session.state(&format!("{} of the training", common.vector.name()), parameters)?;
+            Ok((state, *common))
+        };
+        let vectors = in_common.iter().map(&mut state).collect::<Result<_, SessionError>>()?;
+        Ok(Self { vectors, facts: session.state("facts of the training", FACTS)? })
     }
 
     /// Whether a trainer has made the steps before.
@@ -100,32 +114,45 @@ enum Attempt {
 }
 
 impl InSession {
-    /// In the group of this process's first attempt, which begins. So many parameters, if members
-    /// share steps.
-    pub(crate) fn new(mut session: Session, shared: Option<usize>) -> Result<(Self, Group), TrainError> {
+    /// In the group of this process's first attempt, which begins, with so many parameters.
+    pub(crate) fn new(
+        mut session: Session,
+        scheme: &Scheme,
+        parameters: usize,
+    ) -> Result<(Self, Group), TrainError> {
         if session.heals() == Heal::Hidden {
             return Err(TrainError::HealsInStep);
         }
-        let kept = shared.map(|parameters| Kept::new(&mut session, parameters)).transpose()?;
+        let in_common = scheme.in_common();
+        let kept = in_common.ok().map(|common| Kept::new(&mut session, common, parameters)).transpose()?;
         let step = session.next()?;
         if step > 0 && !kept.as_ref().is_some_and(Kept::is_of_a_training) {
-            return Err(TrainError::Late { step });
+            let reason = in_common.err().unwrap_or("its members have made steps without a trainer");
+            return Err(TrainError::Late { step, reason });
         }
+        let shares_steps = scheme.shares_steps();
         let (epoch, group) = (session.attempted_epoch(), session.group()?.clone());
         let attempt = Attempt::New { step };
         let (has_joined, [is_computing, is_told, is_asked]) = (step > 0, [false; 3]);
         let failed = None;
-        let own = Self { session, kept, has_joined, epoch, attempt, is_computing, is_told, is_asked, failed };
+        let own = Self {
+            session,
+            shares_steps,
+            kept,
+            is_over: false,
+            has_joined,
+            epoch,
+            attempt,
+            is_computing,
+            is_told,
+            is_asked,
+            failed,
+        };
         Ok((own, group))
     }
 
     pub(crate) fn session(&self) -> &Session {
         &self.session
-    }
-
-    /// Whether each attempt is one of a step.
-    fn shares_steps(&self) -> bool {
-        self.kept.is_some()
     }
 
     /// Leaves the session.
@@ -211,7 +238,7 @@ fn session_of(trainer: &mut Trainer) -> &mut InSession {
 pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainError> {
     loop {
         give_up_what_was_left(trainer)?;
-        if session_of(trainer).shares_steps() {
+        if session_of(trainer).shares_steps {
             if session_of(trainer).session.step() >= trainer.steps {
                 return Ok(None);
             }
@@ -220,6 +247,9 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
         }
         if !is_ready(trainer)? {
             continue;
+        }
+        if session_of(trainer).is_over {
+            return Ok(None);
         }
         let Some(number) = trainer.requested else {
             return Err(PolicyError::Stuck { step: trainer.interpreter.next_step() }.into());
@@ -232,7 +262,7 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
 /// Has an attempt under way whose members the policy knows; false: it is over already.
 fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
     let own = session_of(trainer);
-    let is_by_step = own.shares_steps();
+    let is_by_step = own.shares_steps;
     if !own.is_under_way() {
         let number = begin(trainer)?;
         if number == 0 && !is_prepared(trainer)? {
@@ -240,7 +270,9 @@ fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
         }
         if number == 0 && !is_by_step {
             // Else a member that has made steps would lose them where the first exchange fails.
-            is_committed(trainer)?;
+            if is_committed(trainer)? {
+                keep(trainer);
+            }
             return Ok(false);
         }
     } else if own.is_left_behind() {
@@ -248,7 +280,7 @@ fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
         return Ok(false);
     }
     let own = session_of(trainer);
-    if !std::mem::replace(&mut own.is_told, true) {
+    if !std::mem::replace(&mut own.is_told, true) && !own.is_over {
         trainer.began.get_or_insert_with(clock::now);
         let unfinished = trainer.interpreter.unfinished_step();
         let step = if is_by_step { session_of(trainer).session.step() } else { unfinished };
@@ -283,9 +315,11 @@ pub(crate) fn is_committed(trainer: &mut Trainer) -> Result<bool, TrainError> {
     Ok(is_committed)
 }
 
-/// A step was made: keeps what a process that joins needs, if one may join.
+/// Something was committed: keeps what a process that joins needs, if one may join.
 pub(crate) fn keep(trainer: &mut Trainer) {
-    let agreement = trainer.interpreter.agreement();
+    let interpreter = &trainer.interpreter;
+    let (agreement, next) = (interpreter.agreement(), interpreter.unfinished_step());
+    let is_over = interpreter.is_stopped().into();
     // It does not change after the first step.
     let same = match &session_of(trainer).kept {
         Some(kept) if kept.facts[FACTS - 1] == 0 => compared(trainer),
@@ -295,11 +329,13 @@ pub(crate) fn keep(trainer: &mut Trainer) {
     let Trainer { vectors, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer else {
         return;
     };
-    let [parameters] = vectors.pieces([Vector::Parameters], &all);
-    kept.parameters.update(|kept| kept.copy_from_slice(parameters));
+    for (kept, InCommon { vector, .. }) in &mut kept.vectors {
+        let [elements] = vectors.pieces([*vector], &all);
+        kept.update(|kept| kept.copy_from_slice(elements));
+    }
     kept.facts.update(|facts| {
-        (facts[0], facts[1]) = (agreement.places, agreement.digest);
-        facts[2] = facts[2].max(same);
+        let same = facts[FACTS - 1].max(same);
+        facts.copy_from_slice(&[agreement.places, agreement.digest, next, is_over, same]);
     });
 }
 
@@ -316,19 +352,22 @@ fn take_over(trainer: &mut Trainer) -> Result<(), TrainError> {
     }
     let same = compared(trainer);
     let (all, rank) = (0..trainer.layout.parameters(), trainer.group.rank());
-    let Trainer { vectors, interpreter, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer
-    else {
-        return Ok(());
-    };
-    let [places, digest, theirs] = kept.facts[..] else { unreachable!("there are so many") };
+    let Trainer { vectors, interpreter, in_session: Some(own), .. } = trainer else { return Ok(()) };
+    let Some(kept) = &own.kept else { return Ok(()) };
+    let [places, digest, next, is_over, theirs] = kept.facts[..] else { unreachable!("there are so many") };
     if same != theirs {
         let what = "the hash of scheme, layout, number of steps and what the program compares";
         let [own, theirs] = [same, theirs].map(|hash| format!("{hash:#x}"));
         return Err(TrainError::Different { what, rank, own, other: u32::from(rank == 0), theirs });
     }
-    let [parameters] = vectors.pieces([Vector::Parameters], &all);
-    parameters.copy_from_slice(&kept.parameters);
-    interpreter.take_over(places, digest);
+    for (kept, InCommon { vector, copies }) in &kept.vectors {
+        for vector in std::iter::once(vector).chain(*copies) {
+            let [elements] = vectors.pieces([*vector], &all);
+            elements.copy_from_slice(kept);
+        }
+    }
+    interpreter.take_over(places, digest, next);
+    own.is_over = is_over != 0;
     Ok(())
 }
 
@@ -358,7 +397,7 @@ fn goes_on_to_the_next(trainer: &mut Trainer) -> Result<bool, TrainError> {
 pub(crate) fn finish(trainer: &mut Trainer) -> Result<Trained, TrainError> {
     let end = loop {
         give_up_what_was_left(trainer)?;
-        if session_of(trainer).shares_steps() {
+        if session_of(trainer).shares_steps {
             if begin(trainer)? == 0 && !is_prepared(trainer)? {
                 continue;
             }
@@ -367,7 +406,7 @@ pub(crate) fn finish(trainer: &mut Trainer) -> Result<Trained, TrainError> {
             take_back(trainer);
         } else if !is_ready(trainer)? {
             continue;
-        } else if !trainer.interpreter.is_stopped() {
+        } else if !trainer.interpreter.is_stopped() && !session_of(trainer).is_over {
             trainer.requested = None;
             goes_on(trainer, Event::Stop)?;
             continue;

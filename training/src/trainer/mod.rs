@@ -229,11 +229,12 @@ impl Trainer {
     /// which gives all members the parameters of rank 0. So the deadline of a call
     /// (`Options::timeout`) covers the steps between two exchanges.
     ///
-    /// By `Sync` a process that joins while the others train begins with their parameters. What
-    /// the program's optimizer keeps is a state of the program's own ([`Session::state`]),
-    /// declared before this call, and changed with each step; it is there when this returns. By
-    /// other schemes a process that joins is refused ([`TrainError::Late`]), and the others go
-    /// on.
+    /// By `Sync`, `LocalSgd`, `Diloco` and `Elastic` a process that joins while the others train
+    /// begins with their parameters, those of the last exchange where ranks make steps by
+    /// themselves, or with the centre. By `Sync`, what the program's optimizer keeps is a state of the program's own
+    /// ([`Session::state`]), declared before this call, and changed with each step; it is there
+    /// when this returns. By other schemes a process that joins is refused ([`TrainError::Late`],
+    /// with the reason that [`Scheme::after_loss`] gives), and the others go on.
     ///
     /// The session makes steps by this trainer alone. Where it is told to leave
     /// ([`Session::leave_on`]), a call returns `SessionError::Left`: see [`Trainer::leave`].
@@ -253,8 +254,7 @@ impl Trainer {
             return Err(TrainError::NoParameters);
         }
         scheme.plan_in_session(layout, 0, 1)?;
-        let shared = scheme.shares_steps().then(|| layout.parameters());
-        let (mut in_session, group) = InSession::new(session, shared)?;
+        let (mut in_session, group) = InSession::new(session, scheme, layout.parameters())?;
         let plan = scheme.plan_in_session(layout, group.rank(), group.world_size())?;
         let vectors = RegisteredVectors::new(&plan, |len| in_session.buffer(len))?;
         let in_session = Some(in_session);

@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use pleach_collectives::partial::Activation;
 use pleach_collectives::session::{Elastic, Heal, Session};
@@ -20,6 +21,9 @@ const RANKS: u32 = 3;
 /// So many that the others are a majority when two end, one after the other: nobody sees that a
 /// thread has ended.
 pub(crate) const MANY: u32 = 4;
+
+/// How long a step takes until a process has joined.
+const STEP_BEFORE: Duration = Duration::from_millis(3);
 
 pub(crate) const LEARNING_RATE: f32 = 0.02;
 pub(crate) const MOMENTUM: f32 = 0.5;
@@ -213,7 +217,7 @@ fn a_session_that_has_made_steps_trains_nobody_who_lacks_the_parameters() {
         session.attempt(|group, _| group.barrier()).expect("nobody ends");
         Trainer::in_session(session, &scheme("sync"), &Linear.layout(), STEPS).map(drop)
     }) {
-        assert!(matches!(refused, Err(TrainError::Late { step: 1 })), "{refused:?}");
+        assert!(matches!(refused, Err(TrainError::Late { step: 1, .. })), "{refused:?}");
     }
 }
 
@@ -321,8 +325,8 @@ fn train_until_it_is_over(
 }
 
 #[test]
-fn a_process_that_joins_members_that_make_steps_by_themselves_is_refused_and_they_go_on() {
-    for (fabric, text) in [(Fabric::Shm, "local-sgd:every=3"), (Fabric::Tcp, "elastic-bsp:lookahead=4")] {
+fn a_process_is_refused_where_members_have_nothing_in_common_and_they_go_on() {
+    for (fabric, text) in [(Fabric::Shm, "bidmach"), (Fabric::Tcp, "elastic-bsp:lookahead=4")] {
         let folder = ranks::Folder::new();
         let (begins, begun) = channel();
         let is_over = OnceLock::new();
@@ -340,11 +344,88 @@ fn a_process_that_joins_members_that_make_steps_by_themselves_is_refused_and_the
             (0..RANKS - 1).for_each(|_| assert_eq!(begun.recv(), Ok(1)));
             let refused = start(1).join().unwrap();
             is_over.set(()).expect("once");
-            assert!(matches!(refused, Err(TrainError::Late { step: 1.. })), "{text}: {refused:?}");
+            assert!(matches!(refused, Err(TrainError::Late { step: 1.., .. })), "{text}: {refused:?}");
             for founder in founders {
                 assert_eq!(founder.join().unwrap().expect("it goes on"), 20, "{text}");
             }
         });
+    }
+}
+
+/// Trains with the data of its seat, slowly until all members have come. Says when it makes its
+/// second step. Returns the steps that it has made.
+fn train_beside_a_newcomer(
+    session: Session,
+    text: &str,
+    begins: &Sender<()>,
+) -> Result<(Trained, Vec<u64>), TrainError> {
+    /// More than are made until a process has joined.
+    const ALL: u64 = 600;
+    let (layout, seat) = (Linear.layout(), session.seat().0);
+    let mut trainer = Trainer::in_session(session, &scheme(text), &layout, ALL)?.checked();
+    trainer.parameters_mut().copy_from_slice(&Linear.initial());
+    let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, MOMENTUM);
+    let mut computed = Vec::new();
+    while let Some(mut step) = trainer.step()? {
+        let (number, (_, ranks)) = (step.number(), step.members());
+        if ranks < RANKS {
+            thread::sleep(STEP_BEFORE);
+        }
+        if computed.len() == 1 {
+            begins.send(()).expect("the test listens");
+        }
+        computed.push(number);
+        let (parameters, gradient) = step.vectors()?;
+        let loss = Linear.gradient(seat, number, parameters, gradient);
+        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+    }
+    assert_eq!(computed.last(), Some(&(ALL - 1)), "{text}");
+    Ok((trainer.finish()?, computed))
+}
+
+#[test]
+fn a_process_that_joins_local_steps_begins_behind_the_last_exchange() {
+    let texts = [
+        ("local-sgd:every=3", 3),
+        ("local-sgd:every=4,compress=bf16", 4),
+        ("diloco:every=5", 5),
+        ("local-sgd:every=1", 1),
+        ("easgd:every=3,mode=sync", 3),
+        ("eamsgd:every=2,mode=sync,momentum=0.5", 2),
+    ];
+    for (fabric, (text, every)) in [Fabric::Shm, Fabric::Tcp].into_iter().cycle().zip(texts) {
+        let folder = ranks::Folder::new();
+        let (begins, begun) = channel();
+        let join = |rank| {
+            let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
+            options.fabric = FabricChoice::Only(fabric);
+            options.reproducible = Reproducible::PerWorldSize;
+            Session::join(&options, &Elastic::between(1, RANKS)).expect("joins")
+        };
+        let results: Vec<_> = thread::scope(|scope| {
+            let start = |rank| {
+                let (join, begins) = (&join, begins.clone());
+                scope.spawn(move || train_beside_a_newcomer(join(rank), text, &begins))
+            };
+            let mut threads: Vec<_> = (0..RANKS - 1).map(start).collect();
+            (0..RANKS - 1).for_each(|_| assert_eq!(begun.recv(), Ok(())));
+            threads.push(start(1));
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let results: Vec<_> = results.into_iter().map(|result| result.expect("it trains")).collect();
+        let [(founder, all), .., (newcomer, its_own)] = &results[..] else { panic!("three have trained") };
+        for (trained, _) in &results {
+            assert!(trained.parameters_equal && trained.guarantee_held, "{text} over {fabric}");
+            assert_eq!(bits(trained), bits(founder), "{text} over {fabric}");
+        }
+        assert_eq!(*all, (0..all.len() as u64).collect::<Vec<_>>(), "{text}: no step is made again");
+        let first = its_own[0];
+        assert!(first > 0 && first.is_multiple_of(every), "{text} over {fabric}: {first}");
+        assert_eq!(all[first as usize..], its_own[..], "{text} over {fabric}");
+        if text == "local-sgd:every=3" || text == "local-sgd:every=1" {
+            let expected = local_sgd_of(all.len() as u64, every, RANKS - 1, &[], Some((RANKS - 1, first)));
+            assert_eq!(newcomer.parameters[..], expected[..], "{text} over {fabric}, from step {first}");
+        }
     }
 }
 
@@ -376,18 +457,34 @@ fn train_until(
 
 /// Local SGD as a loop over all ranks, of which some end before a step.
 pub(crate) fn local_sgd(every: u64, ends: &[(u32, u64)]) -> Vec<f32> {
+    local_sgd_of(STEPS, every, MANY, ends, None)
+}
+
+/// The same of so many steps and ranks, to which one comes before a step, with what all have.
+fn local_sgd_of(
+    steps: u64,
+    every: u64,
+    ranks: u32,
+    ends: &[(u32, u64)],
+    comes: Option<(u32, u64)>,
+) -> Vec<f32> {
     let initial = Linear.initial();
-    let mut ranks: Vec<(u32, Vec<f32>, Sgd)> = (0..MANY)
-        .map(|rank| (rank, initial.clone(), Sgd::new(initial.len(), LEARNING_RATE, MOMENTUM)))
-        .collect();
+    let begin = |rank, parameters: &[f32]| {
+        (rank, parameters.to_vec(), Sgd::new(initial.len(), LEARNING_RATE, MOMENTUM))
+    };
+    let mut ranks: Vec<(u32, Vec<f32>, Sgd)> = (0..ranks).map(|rank| begin(rank, &initial)).collect();
     let mut gradient = vec![0.0; initial.len()];
-    for step in 0..STEPS {
+    for step in 0..steps {
         ranks.retain(|(rank, ..)| !ends.contains(&(*rank, step)));
+        if let Some((rank, _)) = comes.filter(|(_, comes)| *comes == step) {
+            let parameters = ranks[0].1.clone();
+            ranks.push(begin(rank, &parameters));
+        }
         for (rank, parameters, sgd) in &mut ranks {
             Linear.gradient(*rank, step, parameters, &mut gradient);
             sgd.step(parameters, &gradient);
         }
-        if (step + 1).is_multiple_of(every) || step + 1 == STEPS {
+        if (step + 1).is_multiple_of(every) || step + 1 == steps {
             let count = ranks.len() as f32;
             let mut mean = ranks[0].1.clone();
             for (_, parameters, _) in &ranks[1..] {
@@ -450,12 +547,13 @@ fn each_scheme_goes_on_after_a_loss_or_is_refused_with_the_reason() {
         "bidmach:threshold=0.75",
         "eager:activation=all",
     ];
-    let mut going_on = Vec::new();
+    let (mut going_on, mut taking_in) = (Vec::new(), Vec::new());
     for scheme in Scheme::ALL.into_iter().chain(more.map(scheme)) {
         let plan = scheme.plan_in_session(&layout, 1, 3);
         match scheme.after_loss() {
-            AfterLoss::GoesOn { lost } => {
+            AfterLoss::GoesOn { lost, refuses_joiners } => {
                 assert!(plan.is_ok() && !lost.is_empty(), "{scheme}");
+                taking_in.extend(refuses_joiners.is_none().then(|| scheme.to_string()));
                 going_on.push(scheme.to_string());
             }
             AfterLoss::Refused { reason, instead } => {
@@ -479,6 +577,16 @@ fn each_scheme_goes_on_after_a_loss_or_is_refused_with_the_reason() {
         "eamsgd:mode=sync",
     ];
     assert_eq!(going_on, expected);
+    let expected = [
+        "sync",
+        "local-sgd",
+        "diloco",
+        "sync:compress=bf16",
+        "sync:bucket=16",
+        "easgd:mode=sync",
+        "eamsgd:mode=sync",
+    ];
+    assert_eq!(taking_in, expected);
     // One member may be left, which would go twice as far as the centre.
     let unstable = scheme("easgd:mode=sync,moving=1.4");
     assert!(unstable.plan(&layout, 0, 3).is_ok());

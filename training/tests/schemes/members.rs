@@ -1,6 +1,6 @@
 //! Members of a session without a session: policies, and a model of what a session promises, in
 //! which everything that may happen does so at any moment. Operations end on one member before
-//! another, members end or fail between any two events, and the others hear of it late.
+//! another, members end, join or fail between any two events, and the others hear of it late.
 
 use pleach_collectives::{Rank, RankSpace};
 use pleach_training::interpreter::{Interpreter, Request, Vectors};
@@ -39,9 +39,35 @@ struct Member {
     /// The exchange whose verdict it waits for.
     commits: Option<u64>,
     is_committed: bool,
-    /// The steps that it has made.
+    /// The commits before it came.
+    earlier: u64,
+    /// The step with which it has begun, and the steps that it has made.
+    first: u64,
     made: Vec<u64>,
     now: u64,
+}
+
+/// What all members have in common after a commit.
+#[derive(Clone, Debug, PartialEq)]
+struct Common {
+    vectors: Vec<Vec<f32>>,
+    places: u64,
+    digest: u64,
+    next: u64,
+    is_over: bool,
+}
+
+/// By scheme: the vectors that all members have in common after a commit, each with those that are
+/// copies of it on a member that joins. `None`: nobody joins.
+fn in_common(text: &str) -> Option<&'static [&'static [Vector]]> {
+    match text.split(':').next() {
+        Some("local-sgd") => Some(&[&[Vector::Parameters]]),
+        Some("diloco") if !text.contains("fragments") => {
+            Some(&[&[Vector::Parameters, Vector::Anchor], &[Vector::Velocity]])
+        }
+        Some("easgd" | "eamsgd") => Some(&[&[Vector::Centre, Vector::Parameters]]),
+        _ => None,
+    }
 }
 
 impl Member {
@@ -65,6 +91,25 @@ impl Member {
                 request => self.asked.push((request, None)),
             }
         }
+    }
+
+    /// What it has in common with the others, when it has heard of a commit.
+    fn common(&mut self, vectors: &[&[Vector]]) -> Common {
+        let vectors = vectors.iter().map(|same| self.vectors.vector(same[0]).to_vec()).collect();
+        let (agreement, next) = (self.interpreter.agreement(), self.interpreter.unfinished_step());
+        let is_over = self.interpreter.is_stopped();
+        Common { vectors, places: agreement.places, digest: agreement.digest, next, is_over }
+    }
+
+    fn take_over(&mut self, common: &Common, vectors: &[&[Vector]]) {
+        for (elements, same) in common.vectors.iter().zip(vectors) {
+            for vector in *same {
+                let [into] = self.vectors.pieces([*vector], &(0..PARAMETERS));
+                into.copy_from_slice(elements);
+            }
+        }
+        self.first = common.next;
+        self.interpreter.take_over(common.places, common.digest, common.next);
     }
 
     fn compute(&mut self, step: u64) {
@@ -108,31 +153,79 @@ struct Session {
     epoch: u64,
     committed: u64,
     random: Random,
+    in_common: Option<&'static [&'static [Vector]]>,
+    /// After the last commit of which a member has heard, with its number.
+    common: Option<(u64, Common)>,
     ended: u32,
     failed: u32,
+    joined: u32,
 }
 
 impl Session {
     fn new(text: &str, seed: u64) -> Self {
-        let (scheme, layout) = (scheme(text), Layout::of(&[PARAMETERS]));
-        let member = |seat| {
-            let plan = scheme.plan_in_session(&layout, seat, MEMBERS).expect("it trains");
-            Member {
-                seat,
-                interpreter: Interpreter::new(plan, true),
-                vectors: Plain::of(1.0, PARAMETERS),
-                epoch: 0,
-                is_told: false,
-                asked: Vec::new(),
-                requested: None,
-                commits: None,
-                is_committed: false,
-                made: Vec::new(),
-                now: 0,
+        let scheme = scheme(text);
+        let members = (0..MEMBERS).map(|seat| Self::member(&scheme, seat, MEMBERS)).collect();
+        Self {
+            scheme,
+            members,
+            epoch: 0,
+            committed: 0,
+            random: Random::new(seed),
+            in_common: in_common(text),
+            common: None,
+            ended: 0,
+            failed: 0,
+            joined: 0,
+        }
+    }
+
+    fn member(scheme: &Scheme, seat: u32, ranks: u32) -> Member {
+        let plan = scheme.plan_in_session(&Layout::of(&[PARAMETERS]), 0, ranks).expect("it trains");
+        Member {
+            seat,
+            interpreter: Interpreter::new(plan, true),
+            vectors: Plain::of(1.0, PARAMETERS),
+            epoch: 0,
+            is_told: false,
+            asked: Vec::new(),
+            requested: None,
+            commits: None,
+            is_committed: false,
+            earlier: 0,
+            first: 0,
+            made: Vec::new(),
+            now: 0,
+        }
+    }
+
+    /// A member has heard of a commit: it has what the others have.
+    fn heard(&mut self, at: usize) {
+        let Some(vectors) = self.in_common else { return };
+        let own = self.members[at].common(vectors);
+        match &self.common {
+            Some((number, common)) if *number == self.committed => {
+                let is_over = common.is_over;
+                // One may have been told that there are no more steps, and another one not yet.
+                assert_eq!(Common { is_over, ..own }, *common, "commit {number} on {at}");
             }
-        };
-        let (members, random) = ((0..MEMBERS).map(member).collect(), Random::new(seed));
-        Self { scheme, members, epoch: 0, committed: 0, random, ended: 0, failed: 0 }
+            _ => self.common = Some((self.committed, own)),
+        }
+    }
+
+    /// One more member has what the others have in common, if all know of the last commit.
+    fn join(&mut self) -> bool {
+        let all_know = self.members.iter().all(|member| !member.is_committed);
+        let (Some(vectors), Some((number, common))) = (self.in_common, &self.common) else { return false };
+        if !all_know || *number != self.committed || common.is_over {
+            return false;
+        }
+        self.joined += 1;
+        let (seat, ranks) = (MEMBERS + self.joined, self.members.len() as u32 + 1);
+        let mut member = Self::member(&self.scheme, seat, ranks);
+        member.take_over(common, vectors);
+        (member.epoch, member.earlier) = (self.epoch + 1, self.committed);
+        self.members.push(member);
+        true
     }
 
     /// Something happens to a member, if anything can. Returns whether it did.
@@ -143,6 +236,7 @@ impl Session {
             // The verdict of an epoch comes before the next one.
             member.commits = None;
             member.tell(Event::Committed);
+            self.heard(at);
             return true;
         }
         let enters = member.epoch < newest && self.random.index(3) == 0;
@@ -242,7 +336,9 @@ impl Session {
     /// All members hear that an exchange counts, if all have asked about it.
     fn commit(&mut self) -> bool {
         let (epoch, next) = (self.epoch, self.committed);
-        let is_done = |member: &Member| member.epoch == epoch && member.commits == Some(next);
+        let is_done = |member: &Member| {
+            member.epoch == epoch && member.commits.map(|own| member.earlier + own) == Some(next)
+        };
         if !self.members.iter().all(is_done) || self.members.iter().any(|member| member.is_committed) {
             return false;
         }
@@ -252,7 +348,9 @@ impl Session {
     }
 
     fn strike(&mut self) {
-        if self.random.index(2) == 0 && self.members.len() > 1 {
+        if self.random.index(3) == 0 && self.join() {
+            // The others hear of it.
+        } else if self.random.index(2) == 0 && self.members.len() > 1 {
             let at = self.random.index(self.members.len());
             self.members.remove(at);
             self.ended += 1;
@@ -287,8 +385,8 @@ impl Session {
 }
 
 #[test]
-fn whenever_members_end_or_fail_each_step_is_made_once_and_each_exchange_counts_on_all() {
-    let (mut ended, mut failed) = (0, 0);
+fn whenever_members_end_join_or_fail_each_step_is_made_once_and_each_exchange_counts_on_all() {
+    let (mut ended, mut failed, mut joined) = (0, 0, 0);
     for text in [
         "local-sgd:every=3",
         "diloco:every=4",
@@ -308,14 +406,15 @@ fn whenever_members_end_or_fail_each_step_is_made_once_and_each_exchange_counts_
             let parameters = session.members[0].vectors.vector(Vector::Parameters).to_vec();
             assert!(first.places > 0 && parameters.iter().all(|x| x.is_finite()), "{text}, seed {seed}");
             for member in &mut session.members {
-                assert_eq!(member.made, (0..STEPS).collect::<Vec<_>>(), "{text}, seed {seed}");
+                assert_eq!(member.made, (member.first..STEPS).collect::<Vec<_>>(), "{text}, seed {seed}");
                 assert_eq!(member.interpreter.agreement(), first, "{text}, seed {seed}");
                 assert!(!first.is_broken, "{text}, seed {seed}");
                 assert_eq!(member.vectors.vector(Vector::Parameters), parameters, "{text}, seed {seed}");
             }
             ended += session.ended;
             failed += session.failed;
+            joined += session.joined;
         }
     }
-    assert!(ended > 300 && failed > 300, "{ended} ended, {failed} failed");
+    assert!(ended > 300 && failed > 300 && joined > 100, "{ended} ended, {failed} failed, {joined} joined");
 }

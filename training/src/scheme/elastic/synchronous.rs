@@ -3,7 +3,9 @@
 //!
 //! **Invariant:** the centre has the same bits on all ranks after each exchange. An exchange is
 //! under way while the next gradient is computed. Where the number of ranks changes, the next
-//! moving rate is that of as many as there are.
+//! moving rate is that of as many as there are. In a session an exchange is committed when the next
+//! one is due, so a process that joins begins at the centre with the next one, to which it gives
+//! nothing.
 
 use pleach_transport::clock::Nanos;
 
@@ -116,7 +118,13 @@ impl Policy for ReplicatedCentre {
             | Event::Told { .. }
             | Event::Committed
             | Event::Pause => {}
-            Event::Membership { ranks, .. } => self.ranks = ranks,
+            Event::Membership { ranks, step } => {
+                self.ranks = ranks;
+                // A process that has joined: the others have begun an exchange behind that step.
+                self.is_due |= self.next_step == 0 && step > 0;
+                self.next_step = step;
+            }
+            Event::Resume if std::mem::take(&mut self.is_due) => self.exchange(actions),
             // It has looked ahead already.
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
