@@ -1,7 +1,7 @@
 //! The processes of one job. None outlives the value.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,8 +13,48 @@ use pleach::transport::{Nanos, clock};
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What the members of a job are.
+#[derive(Clone, Debug)]
+pub(crate) enum Program {
+    /// Processes of this bench.
+    Own,
+    /// Processes of torchft, by this Python.
+    Torchft(PathBuf),
+}
+
+impl Program {
+    /// Torchft, where `benches/install-peers` has put it.
+    pub(crate) fn torchft() -> Option<Self> {
+        let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torchft/bin/python");
+        python.exists().then_some(Self::Torchft(python))
+    }
+
+    /// A member that is told this.
+    fn command(&self, settings: &str) -> Result<Command, String> {
+        match self {
+            Self::Own => {
+                let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+                let mut command = Command::new(own);
+                command.args(["--member", settings]);
+                Ok(command)
+            }
+            Self::Torchft(python) => {
+                let mut command = Command::new(python);
+                command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/torchft_member.py"));
+                // It says much of each step.
+                command.args(settings.split(' ')).env("LOGLEVEL", "ERROR").env("RUST_LOG", "error");
+                command.stderr(Stdio::null());
+                Ok(command)
+            }
+        }
+    }
+}
+
 /// See the module.
 pub(crate) struct Job {
+    program: Program,
+    /// What members of torchft meet at.
+    lighthouse: Option<Child>,
     folder: PathBuf,
     size: u32,
     members: Vec<Child>,
@@ -30,6 +70,11 @@ pub(crate) struct Job {
 impl Job {
     /// Starts so many ranks, which meet.
     pub(crate) fn start(size: u32, settings: &str) -> Result<Self, String> {
+        Self::start_by(Program::Own, size, settings)
+    }
+
+    /// The same of another program.
+    pub(crate) fn start_by(program: Program, size: u32, settings: &str) -> Result<Self, String> {
         // Relaxed: only uniqueness matters.
         static JOBS: AtomicU32 = AtomicU32::new(0);
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
@@ -37,8 +82,21 @@ impl Job {
             std::env::temp_dir().join(format!("pleach-bench-elastic-{}-{number}", std::process::id()));
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let (sender, lines) = channel();
-        let mut job =
-            Self { folder, size, members: Vec::new(), sender, lines, said: Vec::new(), ended: Vec::new() };
+        let mut job = Self {
+            program,
+            lighthouse: None,
+            folder,
+            size,
+            members: Vec::new(),
+            sender,
+            lines,
+            said: Vec::new(),
+            ended: Vec::new(),
+        };
+        if matches!(job.program, Program::Torchft(_)) {
+            let tuned = if settings.contains("tuned") { "lighthouse tuned" } else { "lighthouse" };
+            job.lighthouse = Some(job.child(tuned, 0)?);
+        }
         for _ in 0..size {
             job.spawn(settings)?;
         }
@@ -50,18 +108,7 @@ impl Job {
         let seat = self.members.len() as u32;
         // One that joins is given a seat that is free, whatever its rank is.
         let rank = seat.min(self.size - 1);
-        let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
-        let mut child = Command::new(own)
-            .args(["--member", settings])
-            .env("PLEACH_RANK", rank.to_string())
-            .env("PLEACH_WORLD_SIZE", self.size.to_string())
-            .env("PLEACH_LOCAL_RANK", rank.to_string())
-            .env("PLEACH_RENDEZVOUS", format!("file://{}", self.folder.display()))
-            // Its end tells the member that this process is gone.
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("a rank is not started: {error}"))?;
+        let mut child = self.child(settings, rank)?;
         let output = BufReader::new(child.stdout.take().expect("is piped"));
         let sender = self.sender.clone();
         thread::spawn(move || {
@@ -74,6 +121,21 @@ impl Job {
         self.said.push(Vec::new());
         self.ended.push(false);
         Ok(seat)
+    }
+
+    fn child(&self, settings: &str, rank: u32) -> Result<Child, String> {
+        let child = self
+            .program
+            .command(settings)?
+            .env("PLEACH_RANK", rank.to_string())
+            .env("PLEACH_WORLD_SIZE", self.size.to_string())
+            .env("PLEACH_LOCAL_RANK", rank.to_string())
+            .env("PLEACH_RENDEZVOUS", format!("file://{}", self.folder.display()))
+            // Its end tells the member that this process is gone.
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        child.map_err(|error| format!("a rank is not started: {error}"))
     }
 
     pub(crate) fn kill(&mut self, seat: u32) {
@@ -134,10 +196,11 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for child in &mut self.members {
+        let mut children: Vec<&mut Child> = self.members.iter_mut().chain(&mut self.lighthouse).collect();
+        for child in &mut children {
             let _ = child.kill();
         }
-        for child in &mut self.members {
+        for child in &mut children {
             let _ = child.wait();
         }
         let _ = std::fs::remove_dir_all(&self.folder);

@@ -10,7 +10,8 @@
 //! 5. *packing*: of the survivors of the loss of any one rank.
 //!
 //! Ranks are processes of this program on this host. Medians count. This reports, and fails only
-//! where a result is wrong. Peers are measured by none of these experiments yet.
+//! where a result is wrong. The peer is torchft, by its defaults and tuned
+//! (`benches/peers/torchft_member.py`), if `benches/install-peers` has installed it; its calls are Gloo's.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,7 +28,7 @@ mod member;
 #[path = "../report/mod.rs"]
 mod report;
 
-use job::Job;
+use job::{Job, Program};
 use report::{is_chosen, median, write_between};
 
 /// Measure jobs whose processes come and go.
@@ -127,22 +128,49 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for fabric in FABRICS {
         for (name, struck) in cases {
-            let times =
-                (0..arguments.times).map(|_| recovery(fabric, struck)).collect::<Result<Vec<_>, _>>()?;
+            let settings = format!("steps {fabric} compute=0");
+            let one = || recovery(Program::Own, struck, &settings);
+            let times = (0..arguments.times).map(|_| one()).collect::<Result<Vec<_>, _>>()?;
+            // Members of torchft meet by TCP, at a process that is none of them.
+            let is_alike = fabric == Fabric::Tcp && !struck.contains(&0);
+            let beside = by_torchft(is_alike, arguments, |program, tuned| {
+                recovery(program, struck, &format!("steps compute=0{tuned}"))
+            })?;
             rows.push(Row {
                 what: format!("kill -9 of {name} → next all-reduce, {fabric}"),
                 goal: "p50 ≤ 30 ms, p99 < 100 ms",
                 found: both(&times),
-                beside: "not measured".to_owned(),
+                beside,
             });
         }
     }
     Ok(rows)
 }
 
+/// What torchft takes for the same, if it is installed and does the same. Its processes take long to
+/// start, so it is measured three times at most.
+fn by_torchft(
+    is_alike: bool,
+    arguments: &Arguments,
+    mut measured: impl FnMut(Program, &str) -> Result<f64, String>,
+) -> Result<String, String> {
+    const TIMES_MAX: u32 = 3;
+    let Some(program) = Program::torchft() else {
+        return Ok("skipped: no torchft; run benches/install-peers".to_owned());
+    };
+    if !is_alike {
+        return Ok("–".to_owned());
+    }
+    let times = 0..arguments.times.min(TIMES_MAX);
+    let mut of =
+        |tuned| times.clone().map(|_| measured(program.clone(), tuned)).collect::<Result<Vec<_>, _>>();
+    let (usual, tuned) = (of("")?, of(" tuned")?);
+    Ok(format!("torchft {}; tuned {}", both(&usual), both(&tuned)))
+}
+
 /// Milliseconds from the first kill to the last survivor's next result.
-fn recovery(fabric: Fabric, struck: &[u32]) -> Result<f64, String> {
-    let mut job = Job::start(KILLED_OF, &format!("steps {fabric} compute=0"))?;
+fn recovery(program: Program, struck: &[u32], settings: &str) -> Result<f64, String> {
+    let mut job = Job::start_by(program, KILLED_OF, settings)?;
     job.await_all("ready")?;
     let at = clock::now();
     struck.iter().for_each(|seat| job.kill(*seat));
@@ -169,21 +197,36 @@ fn join(arguments: &Arguments) -> Result<Vec<Row>, String> {
             for heal in ["boundary", "hidden"] {
                 let [mut first, mut still] = [const { Vec::new() }; 2];
                 for _ in 0..arguments.times {
-                    let (of_newcomer, of_members) = one_join(fabric, state, heal)?;
+                    let settings = format!("steps {fabric} compute=2000 state={state} heal={heal}");
+                    let (of_newcomer, of_members) = one_join(Program::Own, &settings)?;
                     first.push(of_newcomer);
                     still.push(of_members);
                 }
+                let is_alike = fabric == Fabric::Tcp && heal == "boundary";
+                let mut theirs_still = [const { Vec::new() }; 2];
+                let beside = by_torchft(is_alike, arguments, |program, tuned| {
+                    let settings = format!("steps compute=2000 state={state}{tuned}");
+                    let (first, still) = one_join(program, &settings)?;
+                    theirs_still[usize::from(!tuned.is_empty())].push(still);
+                    Ok(first)
+                })?;
+                let [usual, tuned] = theirs_still;
+                let beside_still = if usual.is_empty() {
+                    beside.clone()
+                } else {
+                    format!("torchft {}; tuned {}", both(&usual), both(&tuned))
+                };
                 rows.push(Row {
                     what: format!("a joiner, 4 → 5, {state} MiB, {heal}, {fabric}: join → its first result"),
                     goal: "< 200 ms + state",
                     found: both(&first),
-                    beside: "not measured".to_owned(),
+                    beside,
                 });
                 rows.push(Row {
                     what: "the same: the others stand still, beyond their 2 ms steps".to_owned(),
                     goal: if heal == "hidden" { "≤ 20 ms + not hidden" } else { "≤ 20 ms + state" },
                     found: both(&still),
-                    beside: "not measured".to_owned(),
+                    beside: beside_still,
                 });
             }
         }
@@ -193,11 +236,10 @@ fn join(arguments: &Arguments) -> Result<Vec<Row>, String> {
 
 /// Milliseconds from the newcomer's call to its first result, and the longest time without a result
 /// of a member, less a step.
-fn one_join(fabric: Fabric, state: usize, heal: &str) -> Result<(f64, f64), String> {
-    let settings = format!("steps {fabric} compute=2000 state={state} heal={heal}");
-    let mut job = Job::start(JOINED, &settings)?;
+fn one_join(program: Program, settings: &str) -> Result<(f64, f64), String> {
+    let mut job = Job::start_by(program, JOINED, settings)?;
     job.await_all("ready")?;
-    let newcomer = job.spawn(&settings)?;
+    let newcomer = job.spawn(settings)?;
     let at = job.await_time(newcomer, "joins")?;
     let first = job.await_change(newcomer, JOINED + 1)?.0.since(at);
     let mut still = Duration::ZERO;
@@ -224,11 +266,18 @@ fn heal(arguments: &Arguments) -> Result<Vec<Row>, String> {
             got.push(gigabytes / job.await_duration(1, "got")?.as_secs_f64());
         }
         let (healed, got) = (median(healed), median(got));
+        let beside = by_torchft(fabric == Fabric::Tcp, arguments, |program, tuned| {
+            let settings = format!("steps compute=0 state={}{tuned}", arguments.state);
+            let mut job = Job::start_by(program, 2, &settings)?;
+            job.await_all("ready")?;
+            let newcomer = job.spawn(&settings)?;
+            job.await_duration(newcomer, "healed").map(milliseconds)
+        })?;
         rows.push(Row {
             what: format!("healing {} MiB from two members, {fabric}", arguments.state),
             goal: "≥ 0.8× a plain get",
             found: format!("{healed:.2} GB/s, {:.2}×", healed / got),
-            beside: format!("a plain get {got:.2} GB/s"),
+            beside: format!("a plain get {got:.2} GB/s; in one member's HTTP {beside}"),
         });
     }
     Ok(rows)
@@ -246,11 +295,16 @@ fn overhead(arguments: &Arguments) -> Result<Vec<Row>, String> {
             of_session.push(job.await_duration(0, "session")?.as_secs_f64() * 1e6);
         }
         let (of_group, of_session) = (median(of_group), median(of_session));
+        let beside = by_torchft(fabric == Fabric::Tcp, arguments, |program, tuned| {
+            let mut job = Job::start_by(program, ranks, &format!("overhead{tuned}"))?;
+            let group = job.await_duration(0, "group")?;
+            Ok(milliseconds(job.await_duration(0, "session")?) - milliseconds(group))
+        })?;
         rows.push(Row {
             what: format!("a session without faults, {ranks} ranks, 2 ms steps, {fabric}"),
             goal: "< 1 % over a group",
             found: format!("{of_session:.0} µs a step, {:+.2} %", (of_session / of_group - 1.0) * 100.0),
-            beside: format!("a group {of_group:.0} µs"),
+            beside: format!("a group {of_group:.0} µs; beyond Gloo's {beside}"),
         });
     }
     Ok(rows)
