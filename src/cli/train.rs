@@ -21,6 +21,7 @@ use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
 use pleach::{Buffer, CollectiveError, Group, Options, Rank, ReduceOp};
 use pleach_training::Scheme;
+use pleach_training::simulation::Faults;
 use pleach_vocabulary::digest::Hasher64;
 use pleach_vocabulary::random::Random;
 use serde_json::json;
@@ -47,6 +48,7 @@ mod scheme;
 mod schemes;
 mod simulated;
 mod until;
+mod wires;
 
 /// Ranks that are started where nothing says how many.
 const DEFAULT_RANKS: u32 = 4;
@@ -72,7 +74,7 @@ const BY_SCHEME: &str = "by scheme";
 #[command(
     allow_negative_numbers = true,
     group(clap::ArgGroup::new(BY_SCHEME).args(["scheme", "partial"])),
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --elastic --chaos\n  pleach train --elastic=2:4 --fabric tcp\n  pleach train --elastic --chaos --exact\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --schemes"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --elastic --chaos\n  pleach train --elastic=2:4 --fabric tcp\n  pleach train --elastic --chaos --exact\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --simulate 16 --scheme gossip --faults freeze,rank-death\n  pleach train --simulate 16 --scheme sync --fidelity engine\n  pleach train --schemes"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -141,6 +143,16 @@ pub(crate) struct Arguments {
     /// The links of simulated ranks: a preset or a file [default: star:N@1]
     #[arg(long, value_name = "PRESET|FILE", requires = "simulate")]
     topology: Option<String>,
+    /// How exchanges of simulated ranks are made: priced (they take the time that the cost model
+    /// says) or engine (by real engines over simulated wires; averages over all of at most 64 ranks)
+    #[arg(long, value_name = "HOW", requires = "simulate", value_enum, default_value_t)]
+    fidelity: Fidelity,
+    /// What befalls simulated ranks, drawn from the seed, separated by commas: slow (a rank), drift
+    /// (speeds change), freeze (a rank stands still), delay (some messages are late), reorder (all
+    /// messages are a little late), link-shrink (a rank's links get slower), rank-death (a rank
+    /// ends); or all, or none
+    #[arg(long, value_name = "LIST", requires = "simulate", default_value = "none")]
+    faults: Faults,
     /// Draw loss, accuracy, staleness and waiting of simulated ranks in this folder
     #[arg(long, value_name = "DIR", requires = "simulate")]
     curves: Option<PathBuf>,
@@ -169,6 +181,14 @@ pub(crate) struct Arguments {
     json: bool,
     #[command(flatten)]
     world: WorldArguments,
+}
+
+/// How exchanges of simulated ranks are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Fidelity {
+    #[default]
+    Priced,
+    Engine,
 }
 
 /// Runs `pleach train`.

@@ -444,6 +444,12 @@ impl Interpreter {
         self.is_stopped
     }
 
+    /// Whether there is no further step, and the newest gradient was used.
+    #[must_use]
+    pub fn has_made_all_steps(&self) -> bool {
+        self.is_stopped && !self.staleness.has_gradient
+    }
+
     /// How old parameters were.
     #[must_use]
     pub fn staleness(&self) -> Staleness {

@@ -174,7 +174,8 @@ pub enum CollectiveError {
     },
     /// An algorithm whose results are not those of a reproducible group.
     #[error(
-        "{algorithm} of {ranks} ranks does not combine contributions in the order of the ranks, which a reproducible group does; choose {}", known.join(" or ")
+        "{algorithm} of {ranks} ranks does not combine contributions in the order of the ranks, which a reproducible group does; {}",
+        in_rank_order(known)
     )]
     NotReproducible {
         /// What was asked for.
@@ -375,6 +376,15 @@ impl fmt::Display for NotExact {
             }
         })
     }
+}
+
+/// What a reproducible group can do, if its links allow these algorithms.
+fn in_rank_order(known: &[String]) -> String {
+    if known.is_empty() {
+        return "no other one goes over its links, so take others, as star:N@1, or a group that is not"
+            .to_owned();
+    }
+    format!("choose {}", known.join(" or "))
 }
 
 impl From<StartError> for CollectiveError {

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pleach_schedule::Schedule;
 use pleach_schedule::cost::Platform;
@@ -262,6 +263,26 @@ impl Planner {
         variant: Option<&Variant>,
     ) -> Result<Arc<Program>, CollectiveError> {
         self.choose(collective, bytes, variant, false)
+    }
+
+    /// The predicted time of a call of `bytes` a part, by the algorithm that it takes.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub(crate) fn price(
+        &mut self,
+        collective: Collective,
+        bytes: usize,
+    ) -> Result<Duration, CollectiveError> {
+        let class = usize::BITS - bytes.leading_zeros();
+        let largest = 1u64.checked_shl(class).map_or(u64::MAX, |end| end - 1);
+        let (selection, _) = self.selection(collective, class, largest, None)?;
+        let Selection { algorithm, access, .. } = self.admit(selection, false)?;
+        let whole = (bytes as u64).saturating_mul(u64::from(collective.parts(self.platform.ranks())));
+        let priced = select_algorithm(&algorithm, collective, whole, &self.platform)?;
+        let row = priced.table.iter().find(|row| (&row.algorithm, row.access) == (&algorithm, access));
+        Ok(Duration::from_secs_f64(row.map_or(0.0, |row| row.seconds)))
     }
 
     /// As [`Planner::program`]. With `is_private` only the ends of a part know its length, so no

@@ -10,6 +10,7 @@
 //! **Invariant:** a run is a function of the code and the scenario, so a seed that fails fails
 //! again.
 
+pub mod calls;
 mod cause;
 mod cluster;
 mod late;

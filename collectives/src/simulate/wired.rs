@@ -12,14 +12,14 @@ use pleach_schedule::cost::Platform;
 use pleach_schedule::generate::Algorithm;
 use pleach_schedule::select::{SelectError, Selection, select, select_algorithm};
 use pleach_schedule::wiring::{Route, Routes, Wiring};
-use pleach_transport::sim::{self, LinkSharing, Network};
+use pleach_transport::sim::{self, Faults, LinkSharing, Network};
 use pleach_transport::{SharedMemory, Slice};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::cluster::{Cluster, Member, NoProgress};
 use crate::call::{Counts, Descriptor};
 use crate::engine::{Bytes, RunId};
-use crate::group::CollectiveError;
+use crate::group::{CollectiveError, Planner};
 
 /// Transfers under way to one peer: more than any schedule has, so that only links are measured.
 const QUEUE_DEPTH: usize = 1 << 16;
@@ -121,6 +121,18 @@ pub fn choose(
     }
 }
 
+/// The price of an all-reduce of so many bytes over these links, by the schedule that groups take
+/// which are [reproducible](crate::Reproducible) for a world size: the cheapest one that adds in
+/// the order of ranks.
+///
+/// # Errors
+///
+/// There is none, or the links do not join the ranks that it moves data between.
+pub fn price_in_rank_order(wiring: &Arc<Wiring>, bytes: usize) -> Result<Duration, CollectiveError> {
+    let mut planner = Planner::new(0, Platform::wired(wiring.clone()), None).in_rank_order();
+    planner.price(Collective::AllReduce, bytes)
+}
+
 /// A topology as wires of the simulator, whose links carry one transfer after the other. Switches
 /// are numbered after the ranks, in their order.
 fn network(topology: &Topology, routes: &Routes) -> Network {
@@ -156,8 +168,20 @@ pub fn cluster(
 ) -> Result<Cluster, NoProgress> {
     let packed = wiring.carried_out_by(selection.collective, &selection.algorithm);
     let routes = packed.as_ref().map_or(wiring.routes(), |packed| &packed.routes);
+    connected(wiring, routes, 0, Faults::none(), moves_bytes)
+}
+
+/// Ranks joined by these links over these routes, connected and ready.
+pub(super) fn connected(
+    wiring: &Arc<Wiring>,
+    routes: &Routes,
+    seed: u64,
+    faults: Faults,
+    moves_bytes: bool,
+) -> Result<Cluster, NoProgress> {
     let network = network(wiring.topology(), routes);
-    let options = sim::Options { moves_bytes, queue_depth: QUEUE_DEPTH, ..sim::Options::new(network, 0) };
+    let options = sim::Options::new(network, seed);
+    let options = sim::Options { moves_bytes, queue_depth: QUEUE_DEPTH, faults, ..options };
     let mut cluster = Cluster::wired(options, &Platform::wired(wiring.clone()));
     cluster.run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready()))?;
     Ok(cluster)

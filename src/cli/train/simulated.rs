@@ -1,28 +1,25 @@
 //! `pleach train --simulate`: schemes in virtual time, over links of a topology.
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach::collectives::simulate::wired::choose;
 use pleach::packing::topology;
-use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
-use pleach::{Collective, Rank};
 use pleach_training::hybrid::{Shards, groups_of};
 use pleach_training::simulation::hybrid::{OfGroups, ShardLinks};
 use pleach_training::simulation::{
-    Network, Observation, RecordedTimes, Settings, Simulated, Simulation, SimulationError, TransferTime,
+    Observation, RecordedTimes, Settings, Simulated, Simulation, SimulationError,
 };
 use pleach_training::{Learner, Reading, Scheme};
 use serde_json::json;
 
-use super::Arguments;
 use super::curves::{self, Curve};
 use super::learner::DigitReader;
 use super::scheme::bins;
 use super::until::Until;
+use super::wires::{Prices, engines};
+use super::{Arguments, Fidelity};
 use crate::cli::CommandError;
 use crate::cli::digits::DataSet;
 use crate::cli::output::{print, print_json, put, rounded};
@@ -59,6 +56,9 @@ struct Runs<'a> {
     steps: u64,
     /// Computing times, where they are not drawn.
     recorded: Option<Arc<RecordedTimes>>,
+    source: String,
+    /// None for one rank, which has no links.
+    wiring: Option<Arc<Wiring>>,
     prices: Prices,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn run(
     ranks: u32,
     data: &DataSet,
 ) -> Result<(), CommandError> {
-    let prices = Prices::new(arguments, ranks)?;
+    let (source, wiring) = links(arguments, ranks)?;
     let training = &arguments.training;
     if let Some(rank) = arguments.compute.drawn().straggler().filter(|rank| *rank >= ranks) {
         let error = format!("no such rank: straggler {rank} of {ranks} ranks; give 0 to {}", ranks - 1);
@@ -81,12 +81,17 @@ pub(crate) fn run(
         _ => training.steps(arguments.epochs, data.train.len(), ranks),
     };
     let length = if steps == ENDLESS { String::new() } else { format!("{steps} steps of ") };
+    let faults = match &arguments.faults {
+        none if none.is_empty() => String::new(),
+        faults => format!(", faults {faults}"),
+    };
     let title = format!(
-        "{ranks} simulated ranks over {}, computing {}, {length}{} images",
-        prices.source, arguments.compute, training.batch
+        "{ranks} simulated ranks over {}, computing {}, {length}{} images{faults}",
+        source, arguments.compute, training.batch
     );
     let recorded = arguments.compute.recorded().map_err(CommandError::usage)?;
-    let mut runs = Runs { arguments, data, ranks, steps, recorded, prices };
+    let prices = Prices::new(wiring.clone());
+    let mut runs = Runs { arguments, data, ranks, steps, recorded, source, wiring, prices };
     let (mut all, mut drawn) = (Vec::new(), Vec::new());
     for scheme in schemes {
         let swept = match &arguments.sweep {
@@ -150,10 +155,18 @@ impl Runs<'_> {
         settings: &Settings,
     ) -> Result<Simulation<'a, L>, CommandError> {
         let simulation = Simulation::new(learner, scheme, settings).map_err(refused)?;
-        Ok(match &self.recorded {
+        let simulation = simulation.with_faults(&self.arguments.faults);
+        let simulation = match &self.recorded {
             Some(times) => simulation.with_times(times.clone()),
             None => simulation,
-        })
+        };
+        match (&self.wiring, self.arguments.fidelity) {
+            (Some(wiring), Fidelity::Engine) => {
+                let connect = |delays| engines(wiring, settings.seed, delays);
+                simulation.over_engines(connect).map_err(refused)
+            }
+            _ => Ok(simulation),
+        }
     }
 
     /// Trains until `watch` breaks off, or to the end.
@@ -167,6 +180,10 @@ impl Runs<'_> {
         let Scheme::Hybrid { groups } = scheme else {
             return Ok(self.simulation(reader, scheme, settings)?.run_until(&mut self.prices, watch));
         };
+        if self.arguments.fidelity == Fidelity::Engine {
+            let (what, why) = ("hybrid", "exchanges inside of a group of ranks are a part of its gradient");
+            return Err(CommandError::usage(SimulationError::NoEngines { what, why }));
+        }
         let (network, batch) = (reader.network(), self.arguments.training.batch);
         let groups = groups_of(network, *groups, batch, self.ranks).map_err(CommandError::usage)?;
         let members = self.ranks / groups;
@@ -231,7 +248,9 @@ impl Runs<'_> {
             }
             arguments.is_late(observed.time)
         })?;
-        self.prices.verdict()?;
+        self.prices.verdict().map_err(|error| {
+            CommandError::failed(format!("no schedule over {}: {error}", self.source))
+        })?;
         let simulated = simulated.map_err(CommandError::failed)?;
         let reading = reader.reading(&simulated.parameters, &data.test);
         let loss_before = reader.reading(&reader.initial(), &data.test).loss;
@@ -252,84 +271,25 @@ impl Arguments {
 fn refused(error: SimulationError) -> CommandError {
     match error {
         SimulationError::Refused(refusal) => CommandError::usage(refusal),
+        SimulationError::NoEngines { .. } | SimulationError::EngineRanks { .. } => CommandError::usage(error),
         error => CommandError::failed(error),
     }
 }
 
-/// How long all-reduces take, by bytes, and transfers, by their links.
-struct Prices {
-    source: String,
-    /// None for one rank, which has no links.
-    wiring: Option<Arc<Wiring>>,
-    known: HashMap<u64, Duration>,
-    failed: Option<SelectError>,
-}
-
-impl Prices {
-    fn new(arguments: &Arguments, ranks: u32) -> Result<Self, CommandError> {
-        let source = arguments.topology.clone().unwrap_or_else(|| format!("star:{ranks}@1"));
-        let is_alone = ranks == 1 && arguments.topology.is_none();
-        let wiring = if is_alone {
-            None
-        } else {
-            let topology = topology::source(&source).map_err(CommandError::typed)?;
-            if topology.ranks() != ranks {
-                let has = topology.ranks();
-                return Err(CommandError::typed(format!(
-                    "ranks contradict: --simulate {ranks}, but {source} has {has}; give --simulate {has}"
-                )));
-            }
-            Some(Arc::new(Wiring::new(topology)))
-        };
-        Ok(Self { source, wiring, known: HashMap::new(), failed: None })
+/// The links that were asked for, as text, and as what they are; one rank has none.
+fn links(arguments: &Arguments, ranks: u32) -> Result<(String, Option<Arc<Wiring>>), CommandError> {
+    let source = arguments.topology.clone().unwrap_or_else(|| format!("star:{ranks}@1"));
+    if ranks == 1 && arguments.topology.is_none() {
+        return Ok((source, None));
     }
-
-    /// Whether each price was found.
-    fn verdict(&mut self) -> Result<(), CommandError> {
-        self.failed.take().map_or(Ok(()), |error| {
-            Err(CommandError::failed(format!("no schedule over {}: {error}", self.source)))
-        })
+    let topology = topology::source(&source).map_err(CommandError::typed)?;
+    if topology.ranks() != ranks {
+        let has = topology.ranks();
+        return Err(CommandError::typed(format!(
+            "ranks contradict: --simulate {ranks}, but {source} has {has}; give --simulate {has}"
+        )));
     }
-}
-
-impl Network for Prices {
-    /// The time of the schedule that is chosen for these links.
-    fn all_reduce(&mut self, bytes: u64) -> Duration {
-        let Some(wiring) = &self.wiring else { return Duration::ZERO };
-        if let Some(price) = self.known.get(&bytes) {
-            return *price;
-        }
-        let chosen =
-            choose(wiring, Collective::AllReduce, usize::try_from(bytes).unwrap_or(usize::MAX), None);
-        let price = match chosen {
-            Ok(chosen) => {
-                let row = chosen.table.iter().find(|row| row.algorithm == chosen.algorithm);
-                Duration::from_secs_f64(row.map_or(0.0, |row| row.seconds))
-            }
-            Err(error) => {
-                self.failed = Some(error);
-                Duration::ZERO
-            }
-        };
-        self.known.insert(bytes, price);
-        price
-    }
-
-    /// The bytes take all routes between two ranks, each its share, and a route is as quick as its
-    /// slowest link.
-    fn transfer(&mut self, from: Rank, to: Rank, bytes: u64) -> TransferTime {
-        let Some(wiring) = &self.wiring else { return TransferTime::default() };
-        let routes = wiring.routes();
-        let between = routes.between(from, to);
-        let all: f64 = between.iter().map(|route| route.weight as f64).sum();
-        let sending = between.iter().map(|route| {
-            let slowest = route.links.iter().map(|link| routes.links()[*link].bytes_per_s).min();
-            let share = route.weight as f64 / all;
-            share * bytes as f64 / slowest.map_or(f64::INFINITY, |rate| rate as f64)
-        });
-        let latency = Duration::from_nanos(routes.latency_ns(from, to));
-        TransferTime { latency, sending: Duration::from_secs_f64(sending.fold(0.0, f64::max)) }
-    }
+    Ok((source, Some(Arc::new(Wiring::new(topology)))))
 }
 
 impl Run {
@@ -421,10 +381,13 @@ fn table(title: &str, all: &[Run]) -> String {
         );
     }
     for run in all {
-        let held = match (run.holds(), run.simulated.has_ended) {
-            (false, _) => "NO",
-            (true, true) => "yes",
-            (true, false) => "broken off before the end, so far yes",
+        let held = match (run.holds(), run.simulated.has_ended, run.simulated.lost) {
+            (false, ..) => "NO".to_owned(),
+            (true, true, _) => "yes".to_owned(),
+            (true, false, None) => "broken off before the end, so far yes".to_owned(),
+            (true, false, Some((rank, step))) => {
+                format!("rank {rank} ended before step {step}, and the others made no last exchange, so far yes")
+            }
         };
         put!(out, "{}: {}: {held}", run.scheme.name(), run.scheme.guarantee());
     }

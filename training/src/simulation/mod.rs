@@ -14,6 +14,8 @@
 //! earlier instants, and events of one instant in the order in which they were made.
 
 mod computing;
+mod engines;
+mod faults;
 pub mod hybrid;
 mod network;
 mod passes;
@@ -40,12 +42,16 @@ use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::scheme::{Refusal, Scheme};
 use crate::state::StateError;
+use engines::{Ended, OverEngines};
+use faults::{Bounds, DrawnFaults};
 use network::{Agenda, OnTheWay, Transfers};
 use rank::{Message, Outgoing, SimulatedRank, compute_all};
 
 use rounds::{Completed, Rounds};
 
 pub use computing::{Computing, ComputingTextError};
+pub use engines::{Call as EngineCall, ENGINES_MAX, Engines};
+pub use faults::{DRIFT_STEPS, Delays, FAULTS_WITHIN_STEPS, Fault, Faults, UnknownFault};
 pub use network::{Network, TransferTime};
 pub use recorded::{RecordError, RecordedTimes};
 
@@ -126,6 +132,43 @@ pub enum SimulationError {
         /// The first rank that is missing.
         missing: Rank,
     },
+    /// A rank has ended ([`Fault::RankDeath`]), and another one does not go on without it.
+    #[error(
+        "rank {lost} has ended before step {at}, and rank {rank} stands in step {step}: the scheme waits for it; take \
+         one that does not wait, as gossip, or train in a session (pleach train --elastic)"
+    )]
+    Lost {
+        /// The rank that has ended.
+        lost: Rank,
+        /// The step that it does not make.
+        at: u64,
+        /// The first rank that stands.
+        rank: Rank,
+        /// The step that it makes next, or does not end.
+        step: u64,
+    },
+    /// Engines carry out no such exchanges.
+    #[error("no engines for {what}: {why}; take a scheme of averages over all ranks, or the price of exchanges")]
+    NoEngines {
+        /// What they do not carry out.
+        what: &'static str,
+        /// The reason.
+        why: &'static str,
+    },
+    /// Engines are too many to be simulated.
+    #[error("no engines for {ranks} ranks: at most {ENGINES_MAX} are simulated; take fewer ranks, or the price of exchanges")]
+    EngineRanks {
+        /// The ranks.
+        ranks: u32,
+    },
+    /// An engine failed, or cannot begin a call.
+    #[error("the engine of rank {rank} failed: {cause}")]
+    Engine {
+        /// The rank.
+        rank: Rank,
+        /// The cause.
+        cause: String,
+    },
     /// States of another number of ranks.
     #[error("{saved} states for {ranks} ranks; give one for each rank")]
     World {
@@ -180,6 +223,10 @@ pub struct Simulated {
     pub steps: u64,
     /// Whether it came to its end.
     pub has_ended: bool,
+    /// The rank that has ended before the others ([`Fault::RankDeath`]), and the step that it did
+    /// not make. The others have made all their steps, if the simulation was not broken off, and
+    /// the last exchange was not made. What is said of all ranks is said of the others.
+    pub lost: Option<(Rank, u64)>,
     /// The share of time in which ranks had nothing to compute.
     pub wait_share: f64,
     /// The mean staleness of all steps ([`Staleness`]).
@@ -289,6 +336,11 @@ pub struct Simulation<'a, L> {
     recorded: Option<Arc<RecordedTimes>>,
     /// What a gradient takes longer.
     exchanges: Duration,
+    faults: Faults,
+    /// Of a simulation that has begun, if there are any.
+    drawn_faults: Option<DrawnFaults>,
+    /// None: exchanges take the time that the network says.
+    engines: Option<OverEngines<'a>>,
     ranks: Vec<SimulatedRank>,
     now: Nanos,
     happenings: Agenda<Happening>,
@@ -343,6 +395,48 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Self { exchanges, ..self }
     }
 
+    /// The same ranks, which these faults befall: which rank, when and how much is drawn from
+    /// [`Settings::seed`].
+    #[must_use]
+    pub fn with_faults(self, faults: &Faults) -> Self {
+        Self { faults: faults.clone(), ..self }
+    }
+
+    /// The same ranks, each with an engine, which carries its averages out over wires that `connect`
+    /// makes with these delays. A network is not asked for times any more. It comes after computing
+    /// times and faults.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::NoEngines`], [`SimulationError::EngineRanks`]; the engines do not
+    /// connect.
+    pub fn over_engines(
+        mut self,
+        connect: impl FnOnce(Delays) -> Result<Box<dyn Engines + 'a>, String>,
+    ) -> Result<Self, SimulationError> {
+        let ranks = self.settings.ranks;
+        if ranks > ENGINES_MAX {
+            return Err(SimulationError::EngineRanks { ranks });
+        }
+        let refused = if self.ranks.iter().any(SimulatedRank::has_window) {
+            Some(("one-sided exchanges", "reads, writes and words go through a window, which simulated engines lack"))
+        } else if !self.rounds.is_empty() {
+            Some(("rounds", "a round opens without late ranks, which simulated engines wait for"))
+        } else if self.faults.contains(Fault::LinkShrink) {
+            Some((Fault::LinkShrink.name(), "simulated wires keep their rates"))
+        } else {
+            None
+        };
+        if let Some((what, why)) = refused {
+            return Err(SimulationError::NoEngines { what, why });
+        }
+        self.draw_faults();
+        let delays = self.drawn_faults.as_ref().map_or_else(Delays::default, DrawnFaults::delays);
+        let engines = connect(delays).map_err(|cause| SimulationError::Engine { rank: 0, cause })?;
+        self.engines = Some(OverEngines::new(engines, ranks));
+        Ok(self)
+    }
+
     /// Ranks that train by these policies.
     ///
     /// # Errors
@@ -387,6 +481,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
             settings: *settings,
             recorded: None,
             exchanges: Duration::ZERO,
+            faults: Faults::default(),
+            drawn_faults: None,
+            engines: None,
             ranks,
             now: Nanos::ZERO,
             happenings: Agenda::default(),
@@ -503,7 +600,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         self.expect_all(SimulatedRank::has_ended)?;
         let _ = self.observe(observe);
-        Ok(self.simulated(true))
+        let has_ended = self.lost().is_none();
+        Ok(self.simulated(has_ended))
     }
 
     /// Lets ranks go on until nothing happens any more, or `observe` breaks off.
@@ -512,16 +610,18 @@ impl<'a, L: Learner> Simulation<'a, L> {
         network: &mut dyn Network,
         observe: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, SimulationError> {
+        self.draw_faults();
         for rank in 0..self.settings.ranks {
             self.deliver(rank, self.begins_with, network)?;
         }
-        while let Some((now, happening)) = self.happenings.take() {
-            if self.is_observed {
-                self.is_observed = false;
-                if self.observe(observe).is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
+        loop {
+            if std::mem::take(&mut self.is_observed) && self.observe(observe).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
+            if self.engines_go_on(network)? {
+                continue;
+            }
+            let Some((now, happening)) = self.happenings.take() else { break };
             self.now = now;
             match happening {
                 Happening::Ready { rank, bucket } => {
@@ -574,8 +674,70 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Checks that all ranks are done.
+    /// Lets engines go on before the next thing happens. Returns whether one has ended an operation,
+    /// or time has passed.
+    fn engines_go_on(&mut self, network: &mut dyn Network) -> Result<bool, SimulationError> {
+        let Some(engines) = &mut self.engines else { return Ok(false) };
+        let ended = engines.ended(&mut self.ranks);
+        let ended = ended.map_err(|error| self.because_of_loss(error))?;
+        if !ended.is_empty() {
+            for Ended { rank, id, totals, outcome } in ended {
+                for (place, total) in (0..).zip(totals) {
+                    self.deliver(rank, Event::Totalled { place, total }, network)?;
+                }
+                self.deliver(rank, Event::Done(id, outcome), network)?;
+            }
+            return Ok(true);
+        }
+        let (next, now) = (self.happenings.next_at(), self.now);
+        let Some(engines) = &mut self.engines else { return Ok(false) };
+        if next.is_some_and(|at| at <= now) || (next.is_none() && engines.are_idle()) {
+            return Ok(false);
+        }
+        let awaited = engines.awaited().filter(|_| next.is_none());
+        if let Some((number, missing)) = awaited.filter(|(_, rank)| !self.ranks[*rank as usize].is_lost()) {
+            return Err(SimulationError::Stuck { number, missing });
+        }
+        engines.advance(next)?;
+        self.now = engines.now();
+        Ok(true)
+    }
+
+    /// What engines found, or that a rank has ended, if that is why.
+    fn because_of_loss(&self, error: SimulationError) -> SimulationError {
+        let standing = self.survivors().next().expect("rank 0 does not end");
+        let (rank, step) = (standing.number(), standing.step());
+        self.lost().map_or(error, |(lost, at)| SimulationError::Lost { lost, at, rank, step })
+    }
+
+    /// Draws the faults, if there are any and they are not drawn.
+    fn draw_faults(&mut self) {
+        if self.drawn_faults.is_none() && !self.faults.is_empty() {
+            let Settings { seed, ranks, steps, .. } = self.settings;
+            let bounds = Bounds { seed, ranks, steps, unit: self.computing_time(0, 0) };
+            self.drawn_faults = Some(DrawnFaults::draw(&self.faults, &bounds));
+        }
+    }
+
+    /// The rank that has ended, and the step before which it did.
+    fn lost(&self) -> Option<(Rank, u64)> {
+        self.ranks.iter().find(|rank| rank.is_lost()).map(|rank| (rank.number(), rank.step()))
+    }
+
+    /// All ranks but one that has ended.
+    fn survivors(&self) -> impl Iterator<Item = &SimulatedRank> {
+        self.ranks.iter().filter(|rank| !rank.is_lost())
+    }
+
+    /// Checks that all ranks are done; where one has ended, that the others have made all their
+    /// steps.
     fn expect_all(&self, is_done: fn(&SimulatedRank) -> bool) -> Result<(), SimulationError> {
+        if let Some((lost, at)) = self.lost() {
+            let standing = self.survivors().find(|rank| !rank.has_made_all_steps() && !is_done(rank));
+            return standing.map_or(Ok(()), |rank| {
+                Err(SimulationError::Lost { lost, at, rank: rank.number(), step: rank.step() })
+            });
+        }
         if let Some(call) = self.calls.front() {
             let missing = call.asked.iter().position(Option::is_none).unwrap_or_default() as Rank;
             return Err(SimulationError::Stuck { number: self.calls_ended, missing });
@@ -590,7 +752,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
     /// Tells a rank of messages that have come, until it computes or there are no more.
     fn hear_all(&mut self, rank: Rank, network: &mut dyn Network) -> Result<(), SimulationError> {
         let was_computing = self.ranks[rank as usize].is_computing();
-        while self.ranks[rank as usize].is_computing() == was_computing
+        while !self.ranks[rank as usize].is_lost()
+            && self.ranks[rank as usize].is_computing() == was_computing
             && let Some(Message { from, word, elements }) = self.ranks[rank as usize].inbox.pop_front()
         {
             let event = match elements {
@@ -610,8 +773,11 @@ impl<'a, L: Learner> Simulation<'a, L> {
 
     /// Sends what a rank has to send, in its order, as far as it has credits.
     fn send_outgoing(&mut self, rank: Rank, network: &mut dyn Network) {
-        while let Some((written, to, bytes, message)) = self.ranks[rank as usize].next_message() {
-            let at = self.transfers.send(network, self.now, rank, to, bytes);
+        while !self.ranks[rank as usize].is_lost()
+            && let Some((written, to, bytes, message)) = self.ranks[rank as usize].next_message()
+        {
+            let time = self.transfer_time(network, rank, to, bytes);
+            let at = self.transfers.send(time, self.now, rank, to);
             let message = self.messages.put(message);
             self.happen(at, Happening::Arrives { rank: to, message });
             if let Some(id) = written {
@@ -640,10 +806,14 @@ impl<'a, L: Learner> Simulation<'a, L> {
         if is_open {
             let bytes = (size_of::<f32>() * self.parameters) as u64;
             let ranks = self.rounds[line].ranks();
-            let time = if ranks.len() == self.ranks.len() {
-                network.all_reduce(bytes)
+            let (time, among) = if ranks.len() == self.ranks.len() {
+                (network.all_reduce(bytes), None)
             } else {
-                network.all_reduce_among(ranks, bytes)
+                (network.all_reduce_among(ranks, bytes), Some(ranks))
+            };
+            let time = match &mut self.drawn_faults {
+                Some(faults) => faults.all_reduce(time, self.now, among),
+                None => time,
             };
             self.happen(self.now + time, Happening::RoundEnds { line });
         }
@@ -664,11 +834,13 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let stamps = self.ranks[from as usize].stamps().filter(|_| reads == Reads::Consistent);
         let (bytes, asks_twice) = self.ranks[rank as usize].read(from, stamps, piece.len());
         // The request goes to the owner first.
-        let mut latency = network.transfer(rank, from, 0).latency;
+        let mut latency = self.transfer_time(network, rank, from, 0).latency;
         if asks_twice {
-            latency += network.transfer(from, rank, 0).latency + network.transfer(rank, from, 0).latency;
+            latency += self.transfer_time(network, from, rank, 0).latency;
+            latency += self.transfer_time(network, rank, from, 0).latency;
         }
-        let at = self.transfers.send(network, self.now + latency, from, rank, bytes);
+        let time = self.transfer_time(network, from, rank, bytes);
+        let at = self.transfers.send(time, self.now + latency, from, rank);
         let reading = Reading { id, into, piece, from, reads, version, word, elements };
         let message = self.readings.put(reading);
         self.happen(at, Happening::ReadEnds { rank, message });
@@ -694,6 +866,21 @@ impl<'a, L: Learner> Simulation<'a, L> {
         self.deliver(rank, Event::Done(id, Outcome::Read { version, word }), network)
     }
 
+    /// How long a transfer takes that begins now.
+    fn transfer_time(
+        &mut self,
+        network: &mut dyn Network,
+        from: Rank,
+        to: Rank,
+        bytes: u64,
+    ) -> TransferTime {
+        let time = network.transfer(from, to, bytes);
+        match &mut self.drawn_faults {
+            Some(faults) => faults.transfer(time, self.now, [from, to]),
+            None => time,
+        }
+    }
+
     fn happen(&mut self, at: Nanos, happening: Happening) {
         self.happenings.put(at, happening);
     }
@@ -705,6 +892,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
         event: Event,
         network: &mut dyn Network,
     ) -> Result<(), SimulationError> {
+        if self.ranks[rank as usize].is_lost() {
+            return Ok(());
+        }
         let mut requests = std::mem::take(&mut self.requests);
         let delivered = self.ranks[rank as usize].deliver(event, self.now, &mut requests);
         delivered.map_err(|error| SimulationError::Policy { rank, error })?;
@@ -767,11 +957,26 @@ impl<'a, L: Learner> Simulation<'a, L> {
         ends_with.map_or(Ok(()), |event| self.deliver(rank, event, network))
     }
 
-    fn begin_computing(&mut self, rank: Rank, step: u64) {
+    /// How long a rank takes for a step if no fault befalls it.
+    fn computing_time(&self, rank: Rank, step: u64) -> Duration {
         let Settings { computing, seed, .. } = self.settings;
         let recorded = self.recorded.as_ref().map(|times| times.time(seed, rank, step));
-        let time = recorded.unwrap_or_else(|| computing.time(seed, rank, step)) + self.exchanges;
-        let now = self.now;
+        recorded.unwrap_or_else(|| computing.time(seed, rank, step)) + self.exchanges
+    }
+
+    fn begin_computing(&mut self, rank: Rank, step: u64) {
+        let (now, mut time) = (self.now, self.computing_time(rank, step));
+        if let Some(faults) = &self.drawn_faults {
+            if faults.death() == Some((rank, step)) {
+                self.engines.iter_mut().for_each(|engines| engines.end(rank));
+                return self.ranks[rank as usize].lose();
+            }
+            time = faults.computing(rank, step, time);
+            let frozen = faults.frozen(rank, step);
+            if let Some(engines) = self.engines.as_mut().filter(|_| !frozen.is_zero()) {
+                engines.freeze(rank, frozen);
+            }
+        }
         match self.ranks[rank as usize].begin_computing(step, now, time) {
             Some(bucket) => self.happen(now, Happening::Needs { rank, bucket }),
             None => {
@@ -827,6 +1032,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
         (wanted, numbers, bytes): (Wanted, &[u64], u64),
         network: &mut dyn Network,
     ) -> Result<(), SimulationError> {
+        if let Some(engines) = &mut self.engines {
+            return engines.ask(&mut self.ranks[rank as usize], id, wanted, numbers);
+        }
         let place = self.ranks[rank as usize].ask() - self.calls_ended;
         let place = place as usize;
         if place == self.calls.len() {
@@ -851,7 +1059,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
         call.asked[rank as usize] = Some(id);
         call.missing -= 1;
         if call.missing == 0 {
-            self.free_from = self.free_from.max(self.now) + network.all_reduce(bytes);
+            let (begin, time) = (self.free_from.max(self.now), network.all_reduce(bytes));
+            let time = match &mut self.drawn_faults {
+                Some(faults) => faults.all_reduce(time, begin, None),
+                None => time,
+            };
+            self.free_from = begin + time;
             self.happen(self.free_from, Happening::Averaged);
         }
         Ok(())
@@ -928,11 +1141,11 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn mean(&mut self) -> Vec<f32> {
         let all = 0..self.parameters;
         let mut sum = vec![0.0_f64; all.len()];
-        for rank in &mut self.ranks {
+        for rank in self.ranks.iter_mut().filter(|rank| !rank.is_lost()) {
             let parameters = rank.piece(Vector::Parameters, &all);
             sum.iter_mut().zip(parameters).for_each(|(sum, element)| *sum += f64::from(*element));
         }
-        let ranks = f64::from(self.settings.ranks);
+        let ranks = self.survivors().count() as f64;
         sum.into_iter().map(|sum| (sum / ranks) as f32).collect()
     }
 
@@ -948,13 +1161,13 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     fn staleness_mean(&self) -> f64 {
-        let means = self.ranks.iter().map(|rank| rank.staleness().mean());
-        means.sum::<f64>() / self.ranks.len() as f64
+        let means = self.survivors().map(|rank| rank.staleness().mean());
+        means.sum::<f64>() / self.survivors().count() as f64
     }
 
     fn wait_share(&self) -> f64 {
-        let computing: f64 = self.ranks.iter().map(|rank| rank.computing(self.now).as_secs_f64()).sum();
-        let all = self.now.since(Nanos::ZERO).as_secs_f64() * self.ranks.len() as f64;
+        let computing: f64 = self.survivors().map(|rank| rank.computing(self.now).as_secs_f64()).sum();
+        let all = self.now.since(Nanos::ZERO).as_secs_f64() * self.survivors().count() as f64;
         if all > 0.0 { 1.0 - computing / all } else { 0.0 }
     }
 
@@ -963,15 +1176,17 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let digests = self.ranks.iter_mut().map(|rank| digest(rank.piece(Vector::Parameters, &all)));
         let digests: Vec<u64> = digests.collect();
         let agreement = self.ranks[0].agreement();
+        let is_equal = self.survivors().all(|rank| digests[rank.number() as usize] == digests[0]);
         Simulated {
             time: self.now.since(Nanos::ZERO),
             parameters: self.mean(),
             steps: if has_ended { self.settings.steps } else { self.ranks[0].step() },
             has_ended,
+            lost: self.lost(),
             wait_share: self.wait_share(),
             staleness_mean: self.staleness_mean(),
-            staleness_max: self.ranks.iter().map(|rank| rank.staleness().most()).max().unwrap_or(0),
-            staleness_histogram: self.ranks.iter().fold(
+            staleness_max: self.survivors().map(|rank| rank.staleness().most()).max().unwrap_or(0),
+            staleness_histogram: self.survivors().fold(
                 [0; Staleness::BOUNDS.len() + 1],
                 |mut sums, rank| {
                     sums.iter_mut().zip(rank.staleness().histogram()).for_each(|(sum, steps)| *sum += steps);
@@ -981,7 +1196,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             bytes_per_rank: self.ranks[0].bytes(),
             guarantee_held: self.ranks.iter().all(|rank| !rank.agreement().is_broken)
                 && (!has_ended || self.ranks.iter().all(|rank| rank.agreement() == agreement)),
-            parameters_equal: digests.iter().all(|digest| *digest == digests[0]),
+            parameters_equal: is_equal,
             hash: digests.into_iter().fold(self.now.0, chain),
         }
     }

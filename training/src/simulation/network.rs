@@ -65,16 +65,9 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Sends bytes; returns when they arrive.
-    pub(crate) fn send(
-        &mut self,
-        network: &mut dyn Network,
-        now: Nanos,
-        from: Rank,
-        to: Rank,
-        bytes: u64,
-    ) -> Nanos {
-        let TransferTime { latency, sending } = network.transfer(from, to, bytes);
+    /// Sends what takes this time by itself; returns when it arrives.
+    pub(crate) fn send(&mut self, time: TransferTime, now: Nanos, from: Rank, to: Rank) -> Nanos {
+        let TransferTime { latency, sending } = time;
         let begin = now.max(self.busy(from)[0]).max(self.busy(to)[1]);
         let end = begin + sending;
         self.busy(from)[0] = end;
@@ -165,6 +158,12 @@ impl<T> Agenda<T> {
         }
     }
 
+    /// The time of the next thing.
+    pub(crate) fn next_at(&self) -> Option<Nanos> {
+        let times = [self.at_once.front(), self.later.peek()];
+        times.into_iter().flatten().map(|timed| timed.at).min()
+    }
+
     /// Takes the next thing out, and its time.
     pub(crate) fn take(&mut self) -> Option<(Nanos, T)> {
         let is_at_once = match (self.at_once.front(), self.later.peek()) {
@@ -222,19 +221,6 @@ mod tests {
 
     use super::*;
 
-    /// A millisecond, and a nanosecond a byte.
-    struct Links;
-
-    impl Network for Links {
-        fn all_reduce(&mut self, _: u64) -> Duration {
-            unreachable!("no test here sums")
-        }
-
-        fn transfer(&mut self, _: Rank, _: Rank, bytes: u64) -> TransferTime {
-            TransferTime { latency: Duration::from_millis(1), sending: Duration::from_nanos(bytes) }
-        }
-    }
-
     #[test]
     fn things_come_out_by_time_and_those_of_one_time_as_they_were_put_in() {
         let (mut agenda, mut random) = (Agenda::default(), Random::new(4));
@@ -267,7 +253,10 @@ mod tests {
     #[test]
     fn a_rank_sends_and_receives_one_transfer_at_a_time() {
         let (mut transfers, now) = (Transfers::default(), Nanos(5));
-        let mut send = |from, to, bytes| transfers.send(&mut Links, now, from, to, bytes).0;
+        // A millisecond, and a nanosecond a byte.
+        let time =
+            |bytes| TransferTime { latency: Duration::from_millis(1), sending: Duration::from_nanos(bytes) };
+        let mut send = |from, to, bytes| transfers.send(time(bytes), now, from, to).0;
         assert_eq!(send(0, 1, 100), 5 + 100 + 1_000_000);
         assert_eq!(send(0, 2, 10), 5 + 110 + 1_000_000, "rank 0 sends");
         assert_eq!(send(3, 1, 10), 5 + 110 + 1_000_000, "rank 1 receives");

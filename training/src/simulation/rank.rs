@@ -167,6 +167,8 @@ pub(crate) struct SimulatedRank {
     outgoing: VecDeque<Outgoing>,
     /// Lines that it leaves and that have not ended.
     leaving: usize,
+    /// Whether it has ended before its last step.
+    is_lost: bool,
     /// By peer, of a plan with a window: writes that it has not heard of.
     unheard: Vec<u16>,
     /// By peer, of a table: the stamps of its share, as it was read last.
@@ -205,6 +207,7 @@ impl SimulatedRank {
             inbox: VecDeque::new(),
             outgoing: VecDeque::new(),
             leaving: 0,
+            is_lost: false,
             unheard: vec![0; peers],
             known_stamps: vec![None; if row.is_some() { peers } else { 0 }],
         }
@@ -324,6 +327,21 @@ impl SimulatedRank {
         self.interpreter.has_ended()
     }
 
+    /// Whether it has made all its steps.
+    pub(crate) fn has_made_all_steps(&self) -> bool {
+        self.interpreter.has_made_all_steps()
+    }
+
+    /// It ends before the step that comes next.
+    pub(crate) fn lose(&mut self) {
+        self.is_lost = true;
+    }
+
+    /// Whether it has ended before its last step.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     /// Leaves all of its lines; there is at least one.
     pub(crate) fn leave(&mut self) {
         self.leaving = self.lines().len();
@@ -333,6 +351,11 @@ impl SimulatedRank {
     pub(crate) fn has_left(&mut self) -> bool {
         self.leaving = self.leaving.saturating_sub(1);
         self.leaving == 0
+    }
+
+    /// Whether it reads, writes or tells.
+    pub(crate) fn has_window(&self) -> bool {
+        self.interpreter.window().is_some()
     }
 
     /// Its lines.

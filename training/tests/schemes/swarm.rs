@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use pleach_collectives::Rank;
 use pleach_training::policy::Action;
-use pleach_training::simulation::{Network, Settings, TransferTime};
+use pleach_training::simulation::{
+    Fault, Faults, Network, Settings, Simulated, SimulationError, TransferTime,
+};
 use pleach_training::{Learner as _, Simulation};
 use pleach_vocabulary::random::Random;
 
-use super::model::{Linear, scheme, settings};
+use super::model::{Linear, STEPS, scheme, settings};
 use super::mutants::mutated;
 
 /// Schemes, and whether their result depends on times.
@@ -161,4 +163,68 @@ fn each_scheme_ends_with_what_it_guarantees_whatever_the_times() {
     }
     let compared = results.iter().flatten().flatten().count();
     assert!(compared > 80, "only {compared} results of schemes that do not depend on times");
+}
+
+/// A simulation in a drawn world under these faults.
+fn under(faults: &Faults, text: &str, ranks: u32, seed: u64) -> Result<Simulated, SimulationError> {
+    let (settings, mut drawn, _) = world(text, ranks, seed, Random::new(seed));
+    let simulation = Simulation::new(&Linear, &scheme(text), &settings).expect("is not refused");
+    simulation.with_faults(faults).run(&mut drawn, &mut |_| {})
+}
+
+/// Faults after which all ranks go on.
+const PASSING: [Fault; 6] =
+    [Fault::Slow, Fault::Drift, Fault::Freeze, Fault::Delay, Fault::Reorder, Fault::LinkShrink];
+
+#[test]
+fn faults_that_pass_break_no_guarantee_and_change_no_bit_of_schemes_that_do_not_depend_on_times() {
+    for (number, (text, depends_on_times)) in (0..).zip(SCHEMES) {
+        for seed in 10 * number..10 * number + 10 {
+            let random = &mut Random::new(seed ^ 0xfa);
+            let drawn: Vec<Fault> = PASSING.into_iter().filter(|_| random.index(2) == 1).collect();
+            let (faults, ranks) = (Faults::of(&drawn), 1 + random.index(9) as u32);
+            let world = format!("seed {seed}: {text}, {ranks} ranks, {faults}");
+            let run = |faults| under(faults, text, ranks, seed);
+            let trained = run(&faults).unwrap_or_else(|error| panic!("{world}: {error}"));
+            assert!(trained.guarantee_held && trained.parameters_equal && trained.has_ended, "{world}");
+            assert_eq!(run(&faults).as_ref(), Ok(&trained), "{world}: the same seed, the same hash");
+            let without = run(&Faults::default()).expect("trains without faults");
+            // One rank waits for no link, and a short delay may be hidden.
+            if drawn.contains(&Fault::Drift) || drawn.is_empty() {
+                assert_eq!(drawn.is_empty(), without.hash == trained.hash, "{world}");
+            }
+            if !depends_on_times {
+                assert_eq!(without.parameters, trained.parameters, "{world}");
+            }
+        }
+    }
+}
+
+#[test]
+fn when_a_rank_ends_the_others_make_all_their_steps_or_the_rank_is_named() {
+    let faults = Faults::of(&[Fault::RankDeath]);
+    for (number, (text, _)) in (0..).zip(SCHEMES) {
+        let mut goes_on = 0;
+        for seed in 40 * number..40 * number + 40 {
+            let ranks = 2 + Random::new(seed).index(8) as u32;
+            match under(&faults, text, ranks, seed) {
+                Ok(trained) => {
+                    let (lost, at) = trained.lost.expect("one has ended");
+                    assert!(!trained.has_ended && trained.guarantee_held, "seed {seed}: {text}");
+                    assert!(lost > 0 && lost < ranks && at < STEPS, "seed {seed}: {text}");
+                    assert_eq!(trained.steps, STEPS, "seed {seed}: {text}");
+                    goes_on += 1;
+                }
+                Err(SimulationError::Lost { lost, at, rank, step }) => {
+                    assert!(lost != rank && at < STEPS && step <= STEPS, "seed {seed}: {text}");
+                }
+                Err(error) => panic!("seed {seed}: {text}, {ranks} ranks: {error}"),
+            }
+        }
+        match text.split_once(':').map_or(text, |(name, _)| name) {
+            "sync" | "bsp" | "asp" => assert_eq!(goes_on, 0, "{text}: all wait for each other"),
+            "gossip" if !text.contains("push") => assert_eq!(goes_on, 40, "{text}: nobody waits"),
+            _ => {}
+        }
+    }
 }
