@@ -102,6 +102,20 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "sync", "--until", "loss=0"], "give accuracy=F"),
         (&["--simulate", "4", "--scheme", "sync", "--seeds", "0"], "--seeds"),
         (&["--scheme", "sync", "--sweep", "bucket=1M"], "--simulate"),
+        (&["--scheme", "sync", "--faults", "slow"], "--simulate"),
+        (&["--scheme", "sync", "--fidelity", "engine"], "--simulate"),
+        (
+            &["--simulate", "4", "--scheme", "sync", "--faults", "slow,gremlin"],
+            "there are slow, drift, freeze, delay",
+        ),
+        (&["--simulate", "4", "--scheme", "sync", "--fidelity", "exact"], "priced, engine"),
+        (
+            &["--simulate", "4", "--scheme", "gossip", "--fidelity", "engine"],
+            "no engines for one-sided exchanges",
+        ),
+        (&["--simulate", "4", "--scheme", "eager", "--fidelity", "engine"], "no engines for rounds"),
+        (&["--simulate", "4", "--scheme", "hybrid", "--fidelity", "engine"], "no engines for hybrid"),
+        (&["--simulate", "65", "--scheme", "sync", "--fidelity", "engine"], "at most 64"),
         (&["--schemes", "--scheme", "sync"], "--scheme"),
         (&["--simulate", "4", "--scheme", "hybrid:groups=3"], "give groups=2, or auto"),
         (&["--scheme", "hybrid:group=2"], "did you mean 'groups'?"),
@@ -578,4 +592,58 @@ fn parameters(file: &[u8]) -> &[u8] {
     let (begin, rest) = offsets.split_once(',').expect("has a begin");
     let (end, _) = rest.split_once(']').expect("has an end");
     &data[begin.parse().expect("a number")..end.parse().expect("a number")]
+}
+
+#[test]
+fn faults_befall_simulated_ranks_and_a_rank_that_ends_is_named_or_not_waited_for() {
+    let run = |scheme: &str, arguments: &[&str]| {
+        let all = ["--simulate", "8", "--scheme", scheme, "--steps", "60", "--json"];
+        train(&[&all[..], arguments].concat())
+    };
+    let line = |output: &Output| text(&output.stdout).lines().next().expect("a line").to_owned();
+    let keys = |line: &str| -> Vec<String> {
+        let row: serde_json::Map<_, _> = serde_json::from_str(line).expect("is JSON");
+        row.keys().cloned().collect()
+    };
+    let (without, again) = (run("sync", &[]), run("sync", &["--faults", "none"]));
+    assert_eq!(line(&without), line(&again));
+    for fault in ["slow", "drift", "freeze", "delay", "reorder", "link-shrink"] {
+        let [faulty, again] =
+            [run("sync", &["--faults", fault]), run("sync", &["--faults", fault])].map(|o| line(&o));
+        assert_eq!(faulty, again, "{fault}: the same seed, the same hash");
+        assert!(number(&faulty, "virtual_s") > number(&line(&without), "virtual_s"), "{fault}");
+        assert_eq!(number(&faulty, "test_loss"), number(&line(&without), "test_loss"), "{fault}");
+        assert_eq!(keys(&faulty), keys(&line(&without)));
+    }
+    let sync = run("sync", &["--faults", "rank-death"]);
+    let error = text(&sync.stderr);
+    assert_eq!((sync.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    assert!(
+        error.contains("has ended before step") && error.contains("take one that does not wait"),
+        "{error}"
+    );
+    let gossip = run("gossip", &["--faults", "rank-death"]);
+    assert!(gossip.status.success(), "{}", text(&gossip.stderr));
+    assert_eq!(field(&line(&gossip), "steps"), "60");
+    // The others wait for nobody: they are as quick as with that rank.
+    let share = number(&line(&gossip), "virtual_s") / number(&line(&run("gossip", &[])), "virtual_s");
+    assert!(share < 1.02, "{share}");
+}
+
+#[test]
+fn engines_give_the_same_results_as_prices_in_nearly_the_same_time() {
+    let run = |fidelity: &str| {
+        let arguments =
+            ["--simulate", "4", "--scheme", "sync", "--scheme", "local-sgd", "--steps", "20", "--json"];
+        let output = train(&[&arguments[..], &["--fidelity", fidelity]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (priced, engine) in run("priced").iter().zip(run("engine")) {
+        for key in ["scheme", "steps", "test_loss", "test_accuracy", "bytes_per_rank"] {
+            assert_eq!(field(priced, key), field(&engine, key), "{key}");
+        }
+        let share = number(&engine, "virtual_s") / number(priced, "virtual_s");
+        assert!((0.95..1.05).contains(&share), "{priced} {engine}");
+    }
 }

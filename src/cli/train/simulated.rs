@@ -248,9 +248,9 @@ impl Runs<'_> {
             }
             arguments.is_late(observed.time)
         })?;
-        self.prices.verdict().map_err(|error| {
-            CommandError::failed(format!("no schedule over {}: {error}", self.source))
-        })?;
+        self.prices
+            .verdict()
+            .map_err(|error| CommandError::failed(format!("no schedule over {}: {error}", self.source)))?;
         let simulated = simulated.map_err(CommandError::failed)?;
         let reading = reader.reading(&simulated.parameters, &data.test);
         let loss_before = reader.reading(&reader.initial(), &data.test).loss;
@@ -386,7 +386,9 @@ fn table(title: &str, all: &[Run]) -> String {
             (true, true, _) => "yes".to_owned(),
             (true, false, None) => "broken off before the end, so far yes".to_owned(),
             (true, false, Some((rank, step))) => {
-                format!("rank {rank} ended before step {step}, and the others made no last exchange, so far yes")
+                format!(
+                    "rank {rank} ended before step {step}, and the others made no last exchange, so far yes"
+                )
             }
         };
         put!(out, "{}: {}: {held}", run.scheme.name(), run.scheme.guarantee());

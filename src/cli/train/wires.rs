@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach::collectives::simulate::calls::Calls;
-use pleach::collectives::simulate::wired::price_in_rank_order;
+use pleach::collectives::simulate::wired::{choose, price_in_rank_order};
 use pleach::schedule::wiring::Wiring;
 use pleach::transport::Nanos;
 use pleach::transport::sim::Faults;
@@ -32,13 +32,22 @@ impl Prices {
 }
 
 impl Network for Prices {
-    /// The time of the schedule that reproducible groups take over these links.
+    /// The time of the schedule that reproducible groups take over these links; of the cheapest one,
+    /// where none adds in the order of ranks.
     fn all_reduce(&mut self, bytes: u64) -> Duration {
         let Some(wiring) = &self.wiring else { return Duration::ZERO };
         if let Some(price) = self.known.get(&bytes) {
             return *price;
         }
-        let price = price_in_rank_order(wiring, usize::try_from(bytes).unwrap_or(usize::MAX));
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let price = price_in_rank_order(wiring, length).or_else(|error| match error {
+            CollectiveError::NotReproducible { .. } => {
+                let chosen = choose(wiring, Collective::AllReduce, length, None)?;
+                let row = chosen.table.iter().find(|row| row.algorithm == chosen.algorithm);
+                Ok(Duration::from_secs_f64(row.map_or(0.0, |row| row.seconds)))
+            }
+            error => Err(error),
+        });
         let price = price.unwrap_or_else(|error| {
             self.failed = Some(error);
             Duration::ZERO
@@ -68,11 +77,7 @@ impl Network for Prices {
 struct OverWires(Calls);
 
 /// Engines over these links, whose messages are delayed.
-pub(crate) fn engines(
-    wiring: &Arc<Wiring>,
-    seed: u64,
-    delays: Delays,
-) -> Result<Box<dyn Engines>, String> {
+pub(crate) fn engines(wiring: &Arc<Wiring>, seed: u64, delays: Delays) -> Result<Box<dyn Engines>, String> {
     let Delays { per_million: delay_per_million, most: delay, reorder } = delays;
     let faults = Faults { delay_per_million, delay, reorder, ..Faults::none() };
     let calls = Calls::new(wiring, seed, faults).map_err(|error| error.to_string())?;

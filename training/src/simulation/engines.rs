@@ -124,18 +124,20 @@ impl Operations {
 /// See the module.
 pub(crate) struct OverEngines<'e> {
     engines: Box<dyn Engines + 'e>,
+    /// The time of the training at which they were connected.
+    began: Nanos,
     /// By rank.
     operations: Vec<Operations>,
 }
 
 impl<'e> OverEngines<'e> {
-    pub(crate) fn new(engines: Box<dyn Engines + 'e>, ranks: u32) -> Self {
-        Self { engines, operations: (0..ranks).map(|_| Operations::default()).collect() }
+    pub(crate) fn new(engines: Box<dyn Engines + 'e>, began: Nanos, ranks: u32) -> Self {
+        Self { engines, began, operations: (0..ranks).map(|_| Operations::default()).collect() }
     }
 
     /// Time since the training began.
     pub(crate) fn now(&self) -> Nanos {
-        self.engines.now()
+        self.began + self.engines.now().since(Nanos::ZERO)
     }
 
     /// A rank asks for an all-reduce.
@@ -261,7 +263,7 @@ impl<'e> OverEngines<'e> {
 
     /// Goes to the next instant at which something moves, or to this time if that comes first.
     pub(crate) fn advance(&mut self, until: Option<Nanos>) -> Result<(), SimulationError> {
-        if self.engines.advance(until) {
+        if self.engines.advance(until.map(|until| Nanos(until.0 - self.began.0))) {
             return Ok(());
         }
         let cause = format!("nothing moves any more at {}", self.now());

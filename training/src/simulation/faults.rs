@@ -208,9 +208,9 @@ impl DrawnFaults {
             let (rank, step) = (any(&mut random), between(0, last, &mut random) as u32);
             (rank, Nanos::ZERO + unit * step, between(2, 8, &mut random) as u32)
         });
-        let death = stream(Fault::RankDeath)
-            .filter(|_| ranks > 1)
-            .map(|mut random| (1 + random.below(u64::from(ranks) - 1) as Rank, between(1, last, &mut random)));
+        let death = stream(Fault::RankDeath).filter(|_| ranks > 1).map(|mut random| {
+            (1 + random.below(u64::from(ranks) - 1) as Rank, between(1, last, &mut random))
+        });
         let drift = faults.contains(Fault::Drift).then(|| seed_of(Fault::Drift));
         Self { slow, drift, freezes, delays, late, shrunk, death }
     }
@@ -240,12 +240,7 @@ impl DrawnFaults {
     }
 
     /// How long a transfer takes that takes this time without faults.
-    pub(crate) fn transfer(
-        &mut self,
-        time: TransferTime,
-        now: Nanos,
-        between: [Rank; 2],
-    ) -> TransferTime {
+    pub(crate) fn transfer(&mut self, time: TransferTime, now: Nanos, between: [Rank; 2]) -> TransferTime {
         let sending = time.sending * self.shrunk_by(now, &between);
         TransferTime { latency: time.latency + self.late(), sending }
     }

@@ -9,6 +9,9 @@
 //! says; a rank sends one at a time, and receives one at a time. Those of one rank do not hold up
 //! all-reduces.
 //!
+//! Those are *priced* exchanges. [`Simulation::over_engines`] has averages carried out by engines in
+//! place of that, for schemes that make no other exchanges. [`Faults`] befall ranks and links.
+//!
 //! **Invariants:** a run is a function of the learner, the scheme and the [`Settings`]: threads
 //! compute gradients, and their number changes no bit. An event is handled after all events of
 //! earlier instants, and events of one instant in the order in which they were made.
@@ -134,7 +137,7 @@ pub enum SimulationError {
     },
     /// A rank has ended ([`Fault::RankDeath`]), and another one does not go on without it.
     #[error(
-        "rank {lost} has ended before step {at}, and rank {rank} stands in step {step}: the scheme waits for it; take \
+        "rank {lost} has ended before step {at}, and rank {rank} stands before step {step}: the scheme waits for it; take \
          one that does not wait, as gossip, or train in a session (pleach train --elastic)"
     )]
     Lost {
@@ -144,11 +147,13 @@ pub enum SimulationError {
         at: u64,
         /// The first rank that stands.
         rank: Rank,
-        /// The step that it makes next, or does not end.
+        /// The step that it makes next.
         step: u64,
     },
     /// Engines carry out no such exchanges.
-    #[error("no engines for {what}: {why}; take a scheme of averages over all ranks, or the price of exchanges")]
+    #[error(
+        "no engines for {what}: {why}; take a scheme of averages over all ranks, or the price of exchanges"
+    )]
     NoEngines {
         /// What they do not carry out.
         what: &'static str,
@@ -156,7 +161,9 @@ pub enum SimulationError {
         why: &'static str,
     },
     /// Engines are too many to be simulated.
-    #[error("no engines for {ranks} ranks: at most {ENGINES_MAX} are simulated; take fewer ranks, or the price of exchanges")]
+    #[error(
+        "no engines for {ranks} ranks: at most {ENGINES_MAX} are simulated; take fewer ranks, or the price of exchanges"
+    )]
     EngineRanks {
         /// The ranks.
         ranks: u32,
@@ -419,9 +426,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
             return Err(SimulationError::EngineRanks { ranks });
         }
         let refused = if self.ranks.iter().any(SimulatedRank::has_window) {
-            Some(("one-sided exchanges", "reads, writes and words go through a window, which simulated engines lack"))
+            Some((
+                "one-sided exchanges",
+                "reads, writes and words go through a window, and only calls of all ranks are carried out",
+            ))
         } else if !self.rounds.is_empty() {
-            Some(("rounds", "a round opens without late ranks, which simulated engines wait for"))
+            Some(("rounds", "a round opens without late ranks, and only calls of all ranks are carried out"))
         } else if self.faults.contains(Fault::LinkShrink) {
             Some((Fault::LinkShrink.name(), "simulated wires keep their rates"))
         } else {
@@ -433,7 +443,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         self.draw_faults();
         let delays = self.drawn_faults.as_ref().map_or_else(Delays::default, DrawnFaults::delays);
         let engines = connect(delays).map_err(|cause| SimulationError::Engine { rank: 0, cause })?;
-        self.engines = Some(OverEngines::new(engines, ranks));
+        self.engines = Some(OverEngines::new(engines, self.now, ranks));
         Ok(self)
     }
 
@@ -867,13 +877,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     /// How long a transfer takes that begins now.
-    fn transfer_time(
-        &mut self,
-        network: &mut dyn Network,
-        from: Rank,
-        to: Rank,
-        bytes: u64,
-    ) -> TransferTime {
+    fn transfer_time(&mut self, network: &mut dyn Network, from: Rank, to: Rank, bytes: u64) -> TransferTime {
         let time = network.transfer(from, to, bytes);
         match &mut self.drawn_faults {
             Some(faults) => faults.transfer(time, self.now, [from, to]),
@@ -1033,7 +1037,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
         network: &mut dyn Network,
     ) -> Result<(), SimulationError> {
         if let Some(engines) = &mut self.engines {
-            return engines.ask(&mut self.ranks[rank as usize], id, wanted, numbers);
+            let asked = engines.ask(&mut self.ranks[rank as usize], id, wanted, numbers);
+            return asked.map_err(|error| self.because_of_loss(error));
         }
         let place = self.ranks[rank as usize].ask() - self.calls_ended;
         let place = place as usize;
@@ -1186,13 +1191,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
             wait_share: self.wait_share(),
             staleness_mean: self.staleness_mean(),
             staleness_max: self.survivors().map(|rank| rank.staleness().most()).max().unwrap_or(0),
-            staleness_histogram: self.survivors().fold(
-                [0; Staleness::BOUNDS.len() + 1],
-                |mut sums, rank| {
-                    sums.iter_mut().zip(rank.staleness().histogram()).for_each(|(sum, steps)| *sum += steps);
-                    sums
-                },
-            ),
+            staleness_histogram: self.survivors().fold([0; Staleness::BOUNDS.len() + 1], |mut sums, rank| {
+                sums.iter_mut().zip(rank.staleness().histogram()).for_each(|(sum, steps)| *sum += steps);
+                sums
+            }),
             bytes_per_rank: self.ranks[0].bytes(),
             guarantee_held: self.ranks.iter().all(|rank| !rank.agreement().is_broken)
                 && (!has_ended || self.ranks.iter().all(|rank| rank.agreement() == agreement)),
