@@ -336,26 +336,20 @@ impl Trainer {
     }
 
     /// The mean of all ranks' parameters at present, as a new NumPy array. All ranks call it after
-    /// the same number of steps; not with ``elastic-bsp``, where these differ, nor with ``bap``.
-    /// The training goes on as if it was not called.
+    /// the same number of steps; not with ``elastic-bsp``, where these differ. The training goes on
+    /// as if it was not called, but that with ``bap`` each rank takes a newer copy of the table.
     fn averaged<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         array(py, self.mean(py)?)
     }
 
     /// As ``averaged``, for other libraries.
     fn mean(&self, py: Python<'_>) -> PyResult<TrainedVector> {
-        let refused = match self.scheme {
-            RustScheme::ElasticBsp { .. } => {
+        if let RustScheme::ElasticBsp { .. } = self.scheme {
+            return Err(argument(
+                py,
                 "ranks make different numbers of steps with elastic-bsp, so they have no common place for a mean; \
-                 where steps_alone is 0 all have the same parameters"
-            }
-            RustScheme::Bap { .. } => {
-                "ranks wait for each other's copies with bap, so none can rest for a mean; end the training"
-            }
-            _ => "",
-        };
-        if !refused.is_empty() {
-            return Err(argument(py, refused));
+                 where steps_alone is 0 all have the same parameters",
+            ));
         }
         let mut mean = self.train(py, RustTrainer::averaged)?;
         let (address, count) = (mean.as_mut_ptr().expose_provenance(), mean.len());

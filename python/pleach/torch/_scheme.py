@@ -359,10 +359,9 @@ class Scheme:
     def averaged(self) -> dict[str, torch.Tensor]:
         """Returns the means of all ranks' parameters at present by name, for ``torch.func.functional_call``
         or ``load_state_dict(…, strict=False)``. All ranks call it after the same number of steps. The
-        training goes on as if it was not called.
+        training goes on as if it was not called, but that with ``bap`` each rank takes a newer copy of the table.
 
-        Raises PleachSchemeError with ``elastic-bsp`` between two barriers, where ranks have no common place, and
-        with ``bap``, whose ranks wait for each other's copies.
+        Raises PleachSchemeError with ``elastic-bsp`` between two barriers, where ranks have no common place.
         """
         return dict(self._vector_of_block().named_parts(self._mean()))
 

@@ -242,7 +242,7 @@ class Checks:
                     assert torch.equal(averages[0], averages[1]) == (state == "average")
 
     def check_means_under_way(self):
-        for text in ("gossip", "gossip:direction=push-sum", "easgd", "ssp", "local-sgd", "sync"):
+        for text in ("gossip", "gossip:direction=push-sum", "easgd", "ssp", "bap", "local-sgd", "sync"):
             model = model_of(0)
             optimizer = sgd(model)
             with pt.attach(text, model, optimizer) as scheme:
@@ -253,7 +253,8 @@ class Checks:
                     expected = torch.stack(self.of_all(own)).mean(0)
                     found = torch.cat([mean.reshape(-1) for mean in means.values()])
                     torch.testing.assert_close(found, expected)
-                    assert torch.equal(flat(model), own), "the training goes on as it was"
+                    # By ``bap`` this rank has taken a newer copy.
+                    assert text == "bap" or torch.equal(flat(model), own), "the training goes on as it was"
                 spread = scheme.report()["spread"]
                 assert spread >= 0 and (spread < 1e-6) == (text == "sync"), (text, spread)
                 if "push-sum" in text:
@@ -269,12 +270,6 @@ class Checks:
             train(model, optimizer, batches(self.rank, 1))  # a barrier follows the first step
             assert torch.equal(scheme.averaged()["1.bias"], model[1].bias)
             assert "barriers alone" in str(refused(pt.PleachSchemeError, scheme.sync))
-        model = model_of(0)
-        optimizer = sgd(model)
-        # An error that left the block would end the group under ranks that come to it later.
-        with pt.BoundedVersions(model, optimizer) as scheme:
-            train(model, optimizer, batches(self.rank, 1))
-            assert "wait for each other's copies" in str(refused(pt.PleachError, scheme.averaged))
 
     def check_a_saved_state_goes_on_bit_for_bit(self):
         def outer(model, optimizer):

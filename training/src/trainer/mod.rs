@@ -176,7 +176,7 @@ pub struct Progress {
     /// How far this replica was from the others when that was measured last: the distance of this
     /// rank's parameters from the mean of all ranks, as a share of the length of the mean. Measured
     /// by [`Trainer::averaged`], and of a [checked](Trainer::checked) training before its last
-    /// exchange, but with [`Scheme::ElasticBsp`] and [`Scheme::Bap`].
+    /// exchange, but with [`Scheme::ElasticBsp`].
     pub spread: Option<f64>,
 }
 
@@ -382,7 +382,8 @@ impl Trainer {
     /// The mean of all ranks' parameters, between two steps. All ranks call it, and the call takes
     /// the same place among the averages of the scheme on each: after as many steps, but for
     /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before.
-    /// Not with [`Scheme::Bap`]: there a rank may wait for the next copy of one that is here.
+    /// With [`Scheme::Bap`] others may wait until this rank has a newer copy of the table, so it has
+    /// taken one when this returns.
     ///
     /// # Errors
     ///
@@ -399,6 +400,12 @@ impl Trainer {
     fn mean(&mut self) -> Result<Buffer<f32>, TrainError> {
         let mut mean = self.group.buffer(self.layout.parameters())?;
         mean.copy_from_slice(self.parameters_mut());
+        let renews = matches!(self.scheme, Scheme::Bap { .. }) && self.requested.is_some();
+        let before = renews.then(|| mean.to_vec());
+        if renews {
+            self.requested = None;
+            self.drive(Event::Pause, &mut |_, _| {})?;
+        }
         self.step_aside()?;
         let started = self.group.start(Operation::all_reduce(mean, ReduceOp::Avg));
         let mut pending = started.map_err(|PendingError { error, .. }| error)?;
@@ -407,7 +414,11 @@ impl Trainer {
             while self.send_next(&mut |_, _| {})? {}
         }
         let mean = pending.wait().map_err(|PendingError { error, .. }| error)?;
-        self.spread = Some(distance(self.parameters_mut(), &mean));
+        let own = before.as_deref().unwrap_or_else(|| self.parameters_mut());
+        self.spread = Some(distance(own, &mean));
+        if renews {
+            self.drive(Event::Resume, &mut |_, _| {})?;
+        }
         self.come_back()?;
         Ok(mean)
     }
@@ -567,10 +578,9 @@ impl Trainer {
     fn stop(&mut self) -> Result<(), TrainError> {
         // Only a rank that is asked to compute has not been stopped.
         if self.requested.is_some() {
-            // A rank that is at rest here answers its peers, and nobody needs more of it.
-            let can_rest = !matches!(self.scheme, Scheme::ElasticBsp { .. } | Scheme::Bap { .. });
-            if self.is_checked && can_rest {
-                // Else ranks would ask for the mean at different places among their averages.
+            // Else ranks would ask for the mean at different places among their averages.
+            let has_common_place = !matches!(self.scheme, Scheme::ElasticBsp { .. });
+            if self.is_checked && has_common_place {
                 self.need_all()?;
                 self.mean()?;
             }

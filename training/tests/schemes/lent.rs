@@ -34,7 +34,10 @@ fn train(group: &Group, text: &str, takes_means: bool) -> Result<(Trained, Vec<M
         if takes_means && number % 5 == 4 {
             let own = trainer.parameters_mut().to_vec();
             means.push((own.clone(), trainer.averaged()?));
-            assert_eq!(trainer.parameters_mut(), own, "{text}: the training is as before");
+            // With `bap` this rank has taken a newer copy.
+            if text != "bap" {
+                assert_eq!(trainer.parameters_mut(), own, "{text}: the training is as before");
+            }
         }
         let mut step = trainer.step()?.expect("there is no last step");
         let (parameters, gradient) = step.vectors()?;

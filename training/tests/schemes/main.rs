@@ -9,6 +9,7 @@ mod hybrid;
 mod in_session;
 mod invariants;
 mod lent;
+mod means;
 mod members;
 mod model;
 mod mutants;

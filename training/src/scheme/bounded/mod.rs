@@ -19,6 +19,8 @@
 //!   may push d = D / (p - 1) updates that the copy of another rank lacks; then it waits until that
 //!   rank has a newer copy. A rank takes one when half of that came from a rank. So ranks of
 //!   unlike speed need not wait, as they do with SSP, if d updates come in a step of the slowest.
+//!   One that rests takes none, and others may wait for that. So it tells them when it comes to
+//!   rest that it will hold all their updates before it computes again, and takes a last copy.
 //! * *ASP*: a rank asks and goes on. It takes the copy when it is there at the end of a step.
 //!
 //! **Invariants:** a copy holds all updates of its rank; with ASP, all until it asked. With SSP and
@@ -58,6 +60,8 @@ enum Then {
     Leave,
     /// It has the last copy.
     End,
+    /// It rests, with a copy that holds all updates of the steps so far.
+    Rest,
 }
 
 /// What a rank does besides owning a shard.
@@ -73,6 +77,8 @@ enum Phase {
     Reading(Then),
     /// It waits until the copies of all ranks hold enough of its updates.
     Waiting,
+    /// It answers others until the training goes on.
+    Resting,
     /// It has the last copy, and answers others.
     Finishing,
     /// It has ended.
@@ -256,7 +262,8 @@ impl BoundedStaleness {
             Bound::Versions { distance } => {
                 let most = Bound::of_a_rank(distance, self.plan.ranks);
                 let mut peers = self.plan.peers().map(|peer| &self.known[peer as usize]);
-                let is_old = peers.any(|peer| peer.clocks - peer.asked_with >= most.div_ceil(2));
+                let is_old =
+                    peers.any(|peer| peer.clocks.saturating_sub(peer.asked_with) >= most.div_ceil(2));
                 let waits = self.without_my_updates(most).is_some();
                 // With a new copy a rank makes a step first: quick ranks may not keep it from that.
                 if is_old && (waits || !self.is_fresh) {
@@ -297,7 +304,7 @@ impl BoundedStaleness {
         let Known { clocks, others_answered, .. } = self.known[rank as usize];
         self.is_exceeded |= match self.bound {
             Bound::Clocks { high, .. } => clocks > self.complete().saturating_add(high),
-            Bound::Versions { distance } => self.others(rank) - others_answered > distance,
+            Bound::Versions { distance } => self.others(rank).saturating_sub(others_answered) > distance,
             Bound::None => false,
         };
         let known = &mut self.known[rank as usize];
@@ -356,7 +363,8 @@ impl BoundedStaleness {
     /// All owners have answered. They hold all updates of this rank, so with BAP others may push
     /// as many more as this rank's next copy may lack.
     fn answered(&mut self, then: Then, actions: &mut Actions) {
-        if let Bound::Versions { .. } = self.bound {
+        // A rank that rests has told them before it asked.
+        if matches!(self.bound, Bound::Versions { .. }) && then != Then::Rest {
             for peer in self.plan.peers() {
                 let held = if self.is_stopped { Word::MOST } else { self.known[peer as usize].asked_with };
                 Word::Held(held).tell(peer, actions);
@@ -411,6 +419,7 @@ impl BoundedStaleness {
                 match then {
                     Then::Step => self.step(now, actions),
                     Then::GoOn | Then::Leave => self.go_on(now, actions),
+                    Then::Rest => self.phase = Phase::Resting,
                     Then::End => {
                         self.phase = Phase::Finishing;
                         self.finish.begin(actions);
@@ -464,7 +473,7 @@ impl BoundedStaleness {
                 self.without_my_updates(Bound::of_a_rank(distance, self.plan.ranks))
             }
             Phase::Finishing => self.finish.missing(),
-            Phase::Computing | Phase::Computed | Phase::Reading(_) | Phase::Ended => None,
+            Phase::Computing | Phase::Computed | Phase::Reading(_) | Phase::Resting | Phase::Ended => None,
         }
     }
 
@@ -478,6 +487,22 @@ impl BoundedStaleness {
             Word::Held(clocks) => self.known[from as usize].holds = clocks,
             Word::Finished(sent) => self.finish.told(from, sent),
         }
+    }
+
+    /// Comes to rest: all ranks have made, or will make, as many steps. Ranks with a bound of clocks
+    /// wait for no more of this one than its answers.
+    fn rest(&mut self, actions: &mut Actions) {
+        if self.bound.is_of_clocks() {
+            return;
+        }
+        if let Bound::Versions { .. } = self.bound {
+            for peer in self.plan.peers() {
+                self.known[peer as usize].asked_with = self.next_step;
+                Word::Held(self.next_step).tell(peer, actions);
+            }
+        }
+        self.has_asked = false;
+        self.ask(self.updates_of_all(), Then::Rest, actions);
     }
 
     /// After the last step: takes the last copy, which holds all updates of all ranks.
@@ -500,8 +525,9 @@ impl Policy for BoundedStaleness {
                 actions.push(Action::Table(TableAction::Begin { from: Vector::Parameters, is_ordered }));
                 self.compute(now, actions);
             }
-            Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Pause => {}
+            Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } => {}
             Event::Committed | Event::Membership { .. } => {}
+            Event::Pause => self.rest(actions),
             Event::Resume => {
                 // What was asked before is answered, and is not read any more.
                 self.known.iter_mut().for_each(Known::outdate);
