@@ -158,6 +158,7 @@ impl Remembered for Table {
         if !self.pending.is_empty() {
             state.refuse(StateError::Pending);
         }
+        state.field(&mut self.is_ordered);
         state.field(&mut self.base);
         state.field(&mut self.complete);
         state.field(&mut self.clocks);

@@ -415,7 +415,7 @@ class Scheme:
         call it after the same number of steps and wait for each other here, and each keeps its own state, which
         has the parameters in it.
 
-        Raises PleachUnsupported with ``bap``, ``asp``, ``eager`` and ``bidmach``, which have no place where all
+        Raises PleachUnsupported with ``eager`` and ``bidmach``, which have no place where all
         ranks are at rest: end the block, save the model, and attach anew. Raises PleachSchemeError with a state that
         is the same on all ranks between two exchanges, where ranks have different parameters.
         """

@@ -248,7 +248,8 @@ class Checks:
             with pt.attach(text, model, optimizer) as scheme:
                 for _ in range(5):
                     train(model, optimizer, batches(self.rank, 3))
-                    means, own = scheme.averaged(), flat(model)
+                    own = flat(model)
+                    means = scheme.averaged()
                     assert list(means) == [name for name, _ in model.named_parameters()]
                     expected = torch.stack(self.of_all(own)).mean(0)
                     found = torch.cat([mean.reshape(-1) for mean in means.values()])
@@ -298,7 +299,7 @@ class Checks:
             assert "attach that scheme" in str(refused(pt.PleachSchemeError, lambda: scheme.load_state_dict({"scheme": "sync", "outer": None})))
             train(model, optimizer, batches(self.rank, 3))
             assert "has made 3 steps" in str(refused(pt.PleachSchemeError, scheme.state_dict))
-        with pt.Asynchronous(model, optimizer) as scheme:
+        with pt.EagerSGD(model, optimizer) as scheme:
             assert "keeps no state" in str(refused(pt.PleachUnsupported, scheme.state_dict))
 
     def check_each_scheme_that_keeps_a_state_goes_on_from_it(self):
@@ -308,7 +309,7 @@ class Checks:
             "easgd:every=3,mode=sync", "eamsgd:every=2,mode=round-robin,momentum=0.5", "gossip:direction=push,peer=ring",
             "gossip:direction=push-sum,peer=ring", "bsp", "elastic-bsp:lookahead=1",
         }
-        others = {"gossip", "gossip:direction=push", "easgd:every=3", "downpour:every=3", "ssp:staleness=2", "dssp:low=1,high=4"}
+        others = {"gossip", "gossip:direction=push", "easgd:every=3", "downpour:every=3", "ssp:staleness=2", "dssp:low=1,high=4", "bap", "asp"}
         for text in sorted(repeated | others):
             whole = list(batches(self.rank, 20))
             model = model_of(1)

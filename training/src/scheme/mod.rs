@@ -447,11 +447,10 @@ impl Scheme {
 
     /// Whether a training can be saved and go on in other processes
     /// ([`Trainer::save`](crate::Trainer::save)). It cannot where rounds of partial all-reduces
-    /// carry contributions, where a rank may wait until one that is at rest has a newer copy, nor
-    /// where questions may be unanswered, nor where ranks have shards of a network.
+    /// carry contributions, nor where ranks have shards of a network.
     #[must_use]
     pub fn keeps_checkpoints(&self) -> bool {
-        !matches!(self, Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp)
+        !matches!(self, Self::Eager { .. } | Self::Bidmach { .. })
     }
 
     /// Whether gradients are averaged, at least in some steps. Otherwise an optimizer may take the

@@ -52,6 +52,20 @@ fn half_a_training_and_the_other_half_are_the_whole_one_bit_for_bit_by_each_sche
 }
 
 #[test]
+fn ranks_rest_for_a_checkpoint_also_where_one_is_far_behind_by_schemes_without_clocks() {
+    let computing = "10ms,cv=0.3,straggler=1:5".parse().expect("is a text");
+    for text in ["bap:distance=3", "bap:distance=9", "bap", "asp"] {
+        let settings = Settings { computing, ..world(4) };
+        let (saved, whole) = saved(text, &settings);
+        // All have the whole table.
+        let copy = |rank: &RankState| rank.vector("parameters").expect("was saved").to_vec();
+        assert!(saved.iter().all(|rank| copy(rank) == copy(&saved[0])), "{text}");
+        assert!(whole.guarantee_held && whole.parameters_equal, "{text}");
+        assert_eq!(resumed(text, &settings, &saved).expect("goes on"), whole, "{text}");
+    }
+}
+
+#[test]
 fn a_checkpoint_changes_no_bit_where_results_do_not_depend_on_times() {
     for text in kept(&DETERMINISTIC) {
         let (_, with) = saved(text, &world(4));

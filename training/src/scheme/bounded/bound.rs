@@ -163,8 +163,7 @@ impl Push {
 }
 
 impl Remembered for Known {
-    /// Without the answer, as nobody asks when all are at rest, and without all that only bounds of
-    /// versions need.
+    /// Without the answer, as nobody asks when all are at rest.
     fn visit(&mut self, state: &mut State<'_>) {
         state.field(&mut self.clocks);
         state.field(&mut self.copied);
@@ -172,6 +171,9 @@ impl Remembered for Known {
         state.field(&mut self.heard);
         state.field(&mut self.came.0);
         state.field(&mut self.interval);
+        state.field(&mut self.others_answered);
+        state.field(&mut self.asked_with);
+        state.field(&mut self.holds);
     }
 }
 

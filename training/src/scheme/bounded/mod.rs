@@ -44,7 +44,7 @@ use crate::policy::{
 };
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
-use crate::state::{State, StateError};
+use crate::state::State;
 use bound::{Answer, Known, Push, credits};
 
 pub(crate) use bound::Bound;
@@ -556,11 +556,6 @@ impl Policy for BoundedStaleness {
     }
 
     fn state(&mut self, state: &mut State<'_>) {
-        if !self.bound.is_of_clocks() {
-            // With versions a rank may wait until one that is at rest has a newer copy. Without a
-            // bound a question may be unanswered.
-            return state.refuse(StateError::Unsupported);
-        }
         state.field(&mut self.next_step);
         state.field(&mut self.ids);
         state.field(&mut self.credits);
