@@ -515,8 +515,13 @@ fn accuracy(arguments: &[&str]) -> String {
 fn a_training_goes_on_from_its_checkpoint_and_its_log_is_replayed() {
     let folder = Folder::new("train-kept");
     let path = |name: &str| folder.path(name);
-    for (scheme, fabric) in [("local-sgd:every=7", "shm"), ("easgd:mode=round-robin,every=3", "tcp")] {
-        let (kept, events) = (path(&format!("kept-{fabric}")), path(&format!("events-{fabric}")));
+    for (scheme, fabric) in [
+        ("local-sgd:every=7", "shm"),
+        ("easgd:mode=round-robin,every=3", "tcp"),
+        ("eager:activation=all,every=20", "shm"),
+    ] {
+        let of_scheme = |what: &str| path(&format!("{what}-{}", scheme.split(':').next().unwrap_or(scheme)));
+        let (kept, events) = (of_scheme("kept"), of_scheme("events"));
         let common = ["--scheme", scheme, "--fabric", fabric];
         let with = |more: &[&str]| accuracy(&[&common, more].concat());
         let whole = with(&["--steps", "100"]);
@@ -545,14 +550,14 @@ fn a_training_goes_on_from_its_checkpoint_and_its_log_is_replayed() {
         let bits = |step: &str| {
             std::fs::read(std::path::Path::new(&kept).join(step).join("rank-1.safetensors")).expect("is kept")
         };
-        let other = path(&format!("other-{fabric}"));
+        let other = of_scheme("other");
         with(&["--steps", "100", "--checkpoint", &other]);
         let whole = std::fs::read(std::path::Path::new(&other).join("step-100/rank-1.safetensors"));
         assert_eq!(parameters(&bits("step-100")), parameters(&whole.expect("is kept")), "{scheme}");
         assert_ne!(parameters(&bits("step-100")), parameters(&bits("step-50")));
     }
     // Other worlds, schemes and folders.
-    let kept = path("kept-shm");
+    let kept = path("kept-local-sgd");
     let output = train(&[
         "--ranks",
         "2",

@@ -91,9 +91,8 @@ pub(crate) fn schemes() -> Vec<String> {
 
 /// The facts of a scheme as a dictionary: ``text`` without usual values, ``name``, ``guarantee``,
 /// ``averages_gradients`` (at least in some steps), ``has_momentum`` (so local optimizers have
-/// none), ``meets`` (all ranks exchange together, each after the same steps), ``keeps_state``
-/// (``Trainer.state`` gives the state of a rank). Raises ArgumentError for a scheme that there is
-/// not, or that does not train on so many ranks.
+/// none), ``meets`` (all ranks exchange together, each after the same steps). Raises ArgumentError
+/// for a scheme that there is not, or that does not train on so many ranks.
 #[pyfunction]
 #[pyo3(signature = (text, ranks=1))]
 pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyResult<Bound<'py, PyDict>> {
@@ -107,7 +106,6 @@ pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyRe
     facts.set_item("averages_gradients", scheme.averages_gradients())?;
     facts.set_item("has_momentum", scheme.has_momentum())?;
     facts.set_item("meets", plan.window.is_none() && plan.lines.is_empty())?;
-    facts.set_item("keeps_state", scheme.keeps_checkpoints())?;
     Ok(facts)
 }
 
@@ -357,13 +355,8 @@ impl Trainer {
     }
 
     /// The state of this rank, between two steps: bytes for ``restore``. All ranks call it after
-    /// the same number of steps, and wait for each other here. Raises ArgumentError for a scheme
-    /// without ``keeps_state``.
+    /// the same number of steps, and wait for each other here.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        if !self.scheme.keeps_checkpoints() {
-            let text = "has no place where all ranks are at rest, so it keeps no state; end the training";
-            return Err(argument(py, format!("{} {text}", self.scheme)));
-        }
         let state = self.train(py, |trainer| trainer.rank_state(&[]))?;
         let bytes = state.encode().map_err(|error| argument(py, error))?;
         Ok(PyBytes::new(py, &bytes))

@@ -106,6 +106,8 @@ pub enum Request {
     Leave {
         /// Its number.
         id: OperationId,
+        /// Where late contributions go.
+        into: Option<Vector>,
     },
     /// Start a write; see [`Action::Write`].
     Write {
@@ -613,9 +615,12 @@ impl Interpreter {
                 self.expect_line(line)?;
                 requests.push(Request::ComeBack { line });
             }
-            Action::Leave { id } => {
-                self.ledger.begin_operation(id, Vector::Parameters, &(0..0), false)?;
-                requests.push(Request::Leave { id });
+            Action::Leave { id, into } => {
+                let elements = if into.is_some() { 0..self.plan.parameters } else { 0..0 };
+                let vector = into.unwrap_or(Vector::Parameters);
+                self.expect_no_arrival(vector)?;
+                self.ledger.begin_operation(id, vector, &elements, true)?;
+                requests.push(Request::Leave { id, into });
             }
             Action::Read { id, from, into, reads } => {
                 let piece = self.share_of_peer(from)?;

@@ -126,7 +126,10 @@ pub enum Outcome {
         contributors: u32,
     },
     /// All ranks have left the lines.
-    Left,
+    Left {
+        /// Whether the vector that was named holds late contributions.
+        carries: bool,
+    },
     /// A share of a peer is there.
     Read {
         /// Which of the versions that the peer has published, from 1; 0 before the first, which is
@@ -215,10 +218,13 @@ pub enum Action {
         line: usize,
     },
     /// Says that this rank gives nothing to any line any more; ends when all ranks of its lines
-    /// have said so.
+    /// have said so. After [`Event::Resume`] all ranks are in new lines, whose rounds count from 0.
     Leave {
         /// Its number, larger than those of all operations before.
         id: OperationId,
+        /// Where the late contributions go that no round had combined before: the last one combines
+        /// them, with the same result on all ranks. Of a plan with one line.
+        into: Option<Vector>,
     },
     /// Reads the share that a peer has published.
     Read {

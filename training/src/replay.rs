@@ -338,7 +338,7 @@ impl End {
             Outcome::Averaged => Self::Averaged,
             Outcome::Totalled => Self::Totalled,
             Outcome::Combined { .. } => Self::Combined,
-            Outcome::Left => Self::Left,
+            Outcome::Left { .. } => Self::Left,
             Outcome::Read { .. } => Self::Read,
             Outcome::Written => Self::Written,
         }
@@ -456,7 +456,7 @@ impl Replay {
                     self.totals = (0..numbers.len() as u32).collect();
                     (id, End::Totalled)
                 }
-                Action::Leave { id } => (id, End::Left),
+                Action::Leave { id, .. } => (id, End::Left),
                 Action::Read { id, .. } => (id, End::Read),
                 Action::Write { id, .. } => (id, End::Written),
                 _ => continue,

@@ -24,7 +24,7 @@ from ._attachable import parameters_of
 from ._buckets import Buckets
 from ._buffers import over, own_group
 from ._comm import translating
-from ._errors import PleachSchemeError, PleachUnsupported
+from ._errors import PleachSchemeError
 from ._vector import ParameterVector
 
 #: The schemes that have parameters now.
@@ -415,9 +415,7 @@ class Scheme:
         call it after the same number of steps and wait for each other here, and each keeps its own state, which
         has the parameters in it.
 
-        Raises PleachUnsupported with ``eager`` and ``bidmach``, which have no place where all
-        ranks are at rest: end the block, save the model, and attach anew. Raises PleachSchemeError with a state that
-        is the same on all ranks between two exchanges, where ranks have different parameters.
+        Raises PleachSchemeError with a state that is the same on all ranks between two exchanges, where ranks have different parameters.
         """
         self._vector_of_block()
         text = self._facts["text"]
@@ -432,11 +430,6 @@ class Scheme:
             if self._outer is not None:
                 state["outer"] = self._outer.state_dict()
             return state
-        if not self._facts["keeps_state"]:
-            raise PleachUnsupported(
-                f"{text} has no place where all ranks are at rest, so it keeps no state; end the block, save the model "
-                "and attach anew"
-            )
         assert self._group is not None
         self._vector.check()
         with translating():

@@ -299,17 +299,18 @@ class Checks:
             assert "attach that scheme" in str(refused(pt.PleachSchemeError, lambda: scheme.load_state_dict({"scheme": "sync", "outer": None})))
             train(model, optimizer, batches(self.rank, 3))
             assert "has made 3 steps" in str(refused(pt.PleachSchemeError, scheme.state_dict))
-        with pt.EagerSGD(model, optimizer) as scheme:
-            assert "keeps no state" in str(refused(pt.PleachUnsupported, scheme.state_dict))
 
     def check_each_scheme_that_keeps_a_state_goes_on_from_it(self):
         #: By which a training that goes on ends with the bits of one that was never left.
         repeated = {
             "diloco:every=4", "diloco:every=6,fragments=3,delay=2,mix=0.5", "sync:compress=f8", "local-sgd:every=3,compress=f8",
             "easgd:every=3,mode=sync", "eamsgd:every=2,mode=round-robin,momentum=0.5", "gossip:direction=push,peer=ring",
-            "gossip:direction=push-sum,peer=ring", "bsp", "elastic-bsp:lookahead=1",
+            "gossip:direction=push-sum,peer=ring", "bsp", "elastic-bsp:lookahead=1", "eager:activation=all,every=4", "bidmach",
         }
-        others = {"gossip", "gossip:direction=push", "easgd:every=3", "downpour:every=3", "ssp:staleness=2", "dssp:low=1,high=4", "bap", "asp"}
+        others = {
+            "gossip", "gossip:direction=push", "easgd:every=3", "downpour:every=3", "ssp:staleness=2", "dssp:low=1,high=4", "bap", "asp",
+            "eager", "bidmach:threshold=0.5",
+        }
         for text in sorted(repeated | others):
             whole = list(batches(self.rank, 20))
             model = model_of(1)

@@ -71,15 +71,6 @@ impl KeepingArguments {
                 "{} schemes in one place: {option} is for one training; give one --scheme",
                 schemes.len()
             ))),
-            Some((option, _)) if !["--log", "--record"].contains(option) => {
-                match schemes.iter().find(|one| !one.keeps_checkpoints()) {
-                    Some(scheme) => Err(CommandError::typed(format!(
-                        "no checkpoints of {}: {option} cannot keep what its ranks have under way; leave {option} away",
-                        scheme.name()
-                    ))),
-                    None => Ok(()),
-                }
-            }
             _ => Ok(()),
         }
     }

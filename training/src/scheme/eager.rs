@@ -4,12 +4,18 @@
 //!
 //! For that average a rank steps aside: nobody waits for its gradient while it waits for theirs.
 //!
-//! **Invariant:** all ranks have the same parameters after each average, and the last step of a
-//! training is followed by one.
+//! Before a checkpoint all ranks leave the rounds, of which the last one combines the gradients
+//! that no other has. Each rank adds that result to its first one after the checkpoint, which is of
+//! new rounds.
+//!
+//! **Invariants:** all ranks have the same parameters after each average, and the last step of a
+//! training is followed by one. A gradient that is carried to a checkpoint is in one result of each
+//! rank after it.
 
 use pleach_transport::clock::Nanos;
 
 use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
+use crate::state::State;
 
 /// The policy of [`Scheme::Eager`](super::Scheme::Eager).
 #[derive(Debug)]
@@ -23,6 +29,10 @@ pub(crate) struct Eager {
     steps: u64,
     ids: OperationIds,
     is_stopped: bool,
+    /// Whether it comes to rest before a checkpoint.
+    is_paused: bool,
+    /// Whether [`Vector::Delta`] holds gradients from before the checkpoint.
+    carries: bool,
 }
 
 impl Eager {
@@ -35,10 +45,16 @@ impl Eager {
             steps: 0,
             ids: OperationIds::default(),
             is_stopped: false,
+            is_paused: false,
+            carries: false,
         }
     }
 
     fn combined(&mut self, actions: &mut Actions) {
+        if std::mem::take(&mut self.carries) {
+            let (into, from, piece) = (Vector::Gradient, Vector::Delta, 0..self.parameters);
+            actions.update(Update::Mix { into, alpha: 1.0, from, beta: 1.0, piece });
+        }
         actions.update(Update::Step);
         actions.push(Action::Exchanged);
         self.next_step += 1;
@@ -70,14 +86,23 @@ impl Policy for Eager {
             | Event::Told { .. }
             | Event::Committed
             | Event::Membership { .. } => {}
-            // Drivers that save refuse the scheme: rounds keep what is carried.
-            Event::Pause | Event::Resume => {}
+            Event::Pause => {
+                self.is_paused = true;
+                // No gradient is late where ranks wait for all.
+                let into = self.steps_aside.then_some(Vector::Delta);
+                actions.push(Action::Leave { id: self.ids.take(), into });
+            }
+            Event::Resume => {
+                self.is_paused = false;
+                actions.compute(self.next_step);
+            }
             Event::Computed { .. } => {
                 let (id, vector) = (self.ids.take(), Vector::Gradient);
                 actions.push(Action::Contribute { id, line: 0, vector, limit: u64::MAX });
             }
             Event::Done(_, Outcome::Combined { .. }) => self.combined(actions),
-            Event::Done(_, Outcome::Left) => {
+            Event::Done(_, Outcome::Left { carries }) if self.is_paused => self.carries |= carries,
+            Event::Done(_, Outcome::Left { .. }) => {
                 if self.steps > 0 {
                     self.average(actions);
                 }
@@ -94,8 +119,15 @@ impl Policy for Eager {
             }
             Event::Stop => {
                 self.is_stopped = true;
-                actions.push(Action::Leave { id: self.ids.take() });
+                actions.push(Action::Leave { id: self.ids.take(), into: None });
             }
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        state.field(&mut self.steps);
+        state.field(&mut self.ids);
+        state.field(&mut self.carries);
     }
 }

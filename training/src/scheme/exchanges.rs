@@ -119,10 +119,11 @@ impl Exchanges {
                     self.exchange(id, Given::Contribution { vector, piece, line }, actions);
                 }
                 Action::Total { id, numbers } => self.exchange(id, Given::Numbers(numbers), actions),
-                Action::Leave { id: number } => {
+                // Its rounds wait for all members, so nothing is late.
+                Action::Leave { id: number, .. } => {
                     let id = self.ids.take();
                     self.leaves = Some((number, id));
-                    actions.push(Action::Leave { id });
+                    actions.push(Action::Leave { id, into: None });
                 }
                 Action::Compute { step } => {
                     self.computing = Some(step);
@@ -153,7 +154,7 @@ impl Exchanges {
         self.asked.iter_mut().for_each(|exchange| exchange.begin(&mut self.ids, actions));
         if let Some((_, id)) = &mut self.leaves {
             *id = self.ids.take();
-            actions.push(Action::Leave { id: *id });
+            actions.push(Action::Leave { id: *id, into: None });
         }
         if let Some(step) = self.computing {
             actions.compute(step);

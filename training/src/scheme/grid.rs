@@ -15,6 +15,7 @@
 use pleach_transport::clock::Nanos;
 
 use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
+use crate::state::State;
 
 /// The policy of [`Scheme::Bidmach`](super::Scheme::Bidmach).
 #[derive(Debug)]
@@ -26,14 +27,34 @@ pub(crate) struct Grid {
     /// By dimension: the ranks of this rank's line.
     lengths: Vec<usize>,
     next_step: u64,
+    /// Exchanges before the lines were made, whose rounds count from 0.
+    exchanges_before: u64,
     ids: OperationIds,
+    /// Whether it comes to rest before a checkpoint.
+    is_paused: bool,
     is_exceeded: bool,
 }
 
 impl Grid {
     pub(crate) fn new(parameters: usize, every: u64, rate: f32, side: u32, lengths: Vec<usize>) -> Self {
-        let (next_step, ids, is_exceeded) = (0, OperationIds::default(), false);
-        Self { parameters, every, rate, side, lengths, next_step, ids, is_exceeded }
+        Self {
+            parameters,
+            every,
+            rate,
+            side,
+            lengths,
+            next_step: 0,
+            exchanges_before: 0,
+            ids: OperationIds::default(),
+            is_paused: false,
+            is_exceeded: false,
+        }
+    }
+
+    /// Of so many exchanges from the first on, those of a dimension.
+    fn in_dimension(&self, exchanges: u64, dimension: usize) -> u64 {
+        let dimensions = self.lengths.len();
+        (exchanges + (dimensions - 1 - dimension) as u64) / dimensions as u64
     }
 
     fn computed(&mut self, actions: &mut Actions) {
@@ -46,7 +67,9 @@ impl Grid {
                 let (from, into, piece) = (Vector::Parameters, Vector::Fetched, 0..self.parameters);
                 actions.update(Update::Copy { from, into, piece });
                 let (id, vector) = (self.ids.take(), Vector::Fetched);
-                let limit = exchange / self.lengths.len() as u64;
+                let [before, so_far] =
+                    [self.exchanges_before, exchange].map(|count| self.in_dimension(count, line));
+                let limit = so_far - before;
                 return actions.push(Action::Contribute { id, line, vector, limit });
             }
         }
@@ -77,11 +100,20 @@ impl Policy for Grid {
             | Event::Told { .. }
             | Event::Committed
             | Event::Membership { .. } => {}
-            // Drivers that save refuse the scheme: rounds keep what is carried.
-            Event::Pause | Event::Resume => {}
+            // What is late is dropped, so nothing is carried.
+            Event::Pause => {
+                self.is_paused = true;
+                actions.push(Action::Leave { id: self.ids.take(), into: None });
+            }
+            Event::Resume => {
+                self.is_paused = false;
+                self.exchanges_before = self.next_step / self.every;
+                actions.compute(self.next_step);
+            }
             Event::Computed { .. } => self.computed(actions),
             Event::Done(_, Outcome::Combined { contributors }) => self.combined(contributors, actions),
-            Event::Done(_, Outcome::Left) => {
+            Event::Done(_, Outcome::Left { .. }) if self.is_paused => {}
+            Event::Done(_, Outcome::Left { .. }) => {
                 let (id, vector) = (self.ids.take(), Vector::Parameters);
                 actions.push(Action::Average { id, vector, piece: 0..self.parameters });
             }
@@ -89,7 +121,13 @@ impl Policy for Grid {
                 actions.push(Action::Conserved(!self.is_exceeded));
                 actions.push(Action::Agreed(Vector::Parameters));
             }
-            Event::Stop => actions.push(Action::Leave { id: self.ids.take() }),
+            Event::Stop => actions.push(Action::Leave { id: self.ids.take(), into: None }),
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.is_exceeded);
     }
 }

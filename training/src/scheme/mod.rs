@@ -14,8 +14,8 @@
 //!    the events and actions of [`policy`](crate::policy).
 //! 2. Here, add a variant with its parameters to [`Scheme`], and the variant to [`Scheme::ALL`],
 //!    [`Scheme::name`], [`Scheme::guarantee`] and [`Scheme::plan`]. Look also at
-//!    [`Scheme::keeps_checkpoints`] and [`Scheme::averages_gradients`]. In `after_loss.rs` say what
-//!    becomes of a training when a rank ends.
+//!    [`Scheme::averages_gradients`]. In `after_loss.rs` say what becomes of a training when a rank
+//!    ends.
 //! 3. In `text.rs`, add its keys, and how their values are printed and read.
 //! 4. In `axes.rs`, add its place in the taxonomy, and the scheme of that place.
 //! 5. Add its texts to the lists in `training/tests/schemes/`: `ALL` in `invariants.rs`, one of the
@@ -445,14 +445,6 @@ impl Scheme {
         matches!(self, Self::Elastic { momentum: Some(_), .. })
     }
 
-    /// Whether a training can be saved and go on in other processes
-    /// ([`Trainer::save`](crate::Trainer::save)). It cannot where rounds of partial all-reduces
-    /// carry contributions, nor where ranks have shards of a network.
-    #[must_use]
-    pub fn keeps_checkpoints(&self) -> bool {
-        !matches!(self, Self::Eager { .. } | Self::Bidmach { .. })
-    }
-
     /// Whether gradients are averaged, at least in some steps. Otherwise an optimizer may take the
     /// gradient from where it likes.
     #[must_use]
@@ -536,7 +528,9 @@ impl Scheme {
                     error,
                 })?;
                 lines.push(Line { ranks: (0..ranks).collect(), activation });
-                (Box::new(Eager::new(parameters, every, !activation.waits_for_all(ranks))), &[], None)
+                let steps_aside = !activation.waits_for_all(ranks);
+                let more: &[Vector] = if steps_aside { &[Vector::Delta] } else { &[] };
+                (Box::new(Eager::new(parameters, every, steps_aside)), more, None)
             }
             Self::Bidmach { every, rate, dimensions, threshold } => {
                 let grid = RankSpace::balanced(ranks, dimensions);

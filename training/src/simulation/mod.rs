@@ -559,7 +559,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
         })?;
         self.pauses_at = None;
         self.begins_with = Event::Resume;
-        self.expect_all(SimulatedRank::is_at_rest)
+        self.expect_all(SimulatedRank::is_at_rest)?;
+        self.rounds.iter_mut().for_each(Rounds::reopen);
+        Ok(())
     }
 
     /// The states of all ranks, which are at rest.
@@ -672,7 +674,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
                         let all = 0..result.len();
                         self.ranks[rank as usize].piece(vector, &all).copy_from_slice(&result);
                     }
-                    if completed.outcome != Outcome::Left || self.ranks[rank as usize].has_left() {
+                    let leaves = matches!(completed.outcome, Outcome::Left { .. });
+                    if !leaves || self.ranks[rank as usize].has_left() {
                         self.deliver(rank, Event::Done(completed.id, completed.outcome), network)?;
                     }
                 }
@@ -796,10 +799,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
     }
 
-    fn leave(&mut self, rank: Rank, id: OperationId, network: &mut dyn Network) {
+    fn leave(&mut self, rank: Rank, id: OperationId, into: Option<Vector>, network: &mut dyn Network) {
         self.ranks[rank as usize].leave();
         for line in self.lines[rank as usize].clone() {
-            self.rounds[line].leave(rank, id);
+            self.rounds[line].leave(rank, id, into);
             self.look_at_round(line, network);
         }
     }
@@ -942,7 +945,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     let line = self.lines[rank as usize][line];
                     self.rounds[line].come_back(rank);
                 }
-                Request::Leave { id } => self.leave(rank, id, network),
+                Request::Leave { id, into } => self.leave(rank, id, into, network),
                 Request::Read { id, from, into, piece, reads } => {
                     self.begin_reading(rank, from, (id, into, piece, reads), network);
                 }

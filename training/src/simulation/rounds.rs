@@ -34,9 +34,9 @@ pub(crate) struct Completed {
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     id: OperationId,
-    /// None: it gives nothing.
+    /// None: it takes no result.
     vector: Option<Vector>,
-    /// None: the last round.
+    /// None: the last round, to which it gives nothing.
     round: Option<u64>,
 }
 
@@ -158,11 +158,17 @@ impl Rounds {
         self.place(rank).readiness = Readiness::Silent;
     }
 
-    /// A rank gives nothing any more.
-    pub(crate) fn leave(&mut self, rank: Rank, id: OperationId) {
+    /// A rank gives nothing any more. It gets the late contributions of the last round in that
+    /// vector.
+    pub(crate) fn leave(&mut self, rank: Rank, id: OperationId, into: Option<Vector>) {
         let place = self.place(rank);
         place.readiness = Readiness::Finished;
-        place.awaited = Some(Awaited { id, vector: None, round: None });
+        place.awaited = Some(Awaited { id, vector: into, round: None });
+    }
+
+    /// Begins anew when all ranks have left.
+    pub(crate) fn reopen(&mut self) {
+        *self = Self::new(self.line.clone());
     }
 
     fn newest_missed(&self) -> Option<u64> {
@@ -297,7 +303,11 @@ impl Rounds {
             }
             let result = vector.zip(newest.as_ref().map(|newest| newest.result.clone()));
             let contributors = newest.as_ref().map_or(0, |newest| newest.contributors.len());
-            let outcome = if result.is_some() { Outcome::Combined { contributors } } else { Outcome::Left };
+            let is_empty = newest.as_ref().is_none_or(|newest| newest.is_empty);
+            let outcome = match round {
+                Some(_) => Outcome::Combined { contributors },
+                None => Outcome::Left { carries: result.is_some() && !is_empty },
+            };
             completed.push(Completed { rank: *rank, id, outcome, result });
         }
         completed

@@ -15,7 +15,6 @@ use super::{CHECKPOINT, TrainError, Trainer};
 use crate::checkpoint::{Checkpoint, CheckpointError, Manifest, RankFile, RankState, Writing};
 use crate::interpreter::Vectors;
 use crate::policy::{Event, Vector};
-use crate::state::StateError;
 
 /// Longest text of an error that other ranks are told, in bytes.
 const REASON_BYTES: usize = 512;
@@ -75,7 +74,7 @@ impl Trainer {
         {
             return saved;
         }
-        self.drive(Event::Resume, &mut |_, _| {})?;
+        self.resume()?;
         if let Ok(path) = &saved {
             self.checkpoint = Some(path.clone());
         }
@@ -91,7 +90,7 @@ impl Trainer {
     pub fn rank_state(&mut self, own: &[(&str, &[f32])]) -> Result<RankState, TrainError> {
         self.pause()?;
         let state = self.kept().shared(self.state(own));
-        self.drive(Event::Resume, &mut |_, _| {})?;
+        self.resume()?;
         state
     }
 
@@ -125,15 +124,18 @@ impl Trainer {
     /// Brings this rank to rest before the step that comes next, which is returned.
     fn pause(&mut self) -> Result<u64, TrainError> {
         self.expect_group(CHECKPOINTS)?;
-        if !self.scheme.keeps_checkpoints() {
-            return Err(CheckpointError::State(StateError::Unsupported).into());
-        }
         if self.began.is_none() {
             self.begin()?;
         }
         let step = self.requested.take().ok_or(CheckpointError::Ended)?;
         self.come_to_rest()?;
         Ok(step)
+    }
+
+    /// Goes on after [`Trainer::pause`], with all ranks.
+    fn resume(&mut self) -> Result<(), TrainError> {
+        self.open_lines()?;
+        self.drive(Event::Resume, &mut |_, _| {})
     }
 
     /// Goes on from the newest checkpoint of a folder, which is of the same scheme, layout and

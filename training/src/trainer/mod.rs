@@ -381,9 +381,9 @@ impl Trainer {
 
     /// The mean of all ranks' parameters, between two steps. All ranks call it, and the call takes
     /// the same place among the averages of the scheme on each: after as many steps, but for
-    /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before.
-    /// With [`Scheme::Bap`] others may wait until this rank has a newer copy of the table, so it has
-    /// taken one when this returns.
+    /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before, but
+    /// with [`Scheme::Bap`]: there others may wait until this rank has a newer copy of the table, so
+    /// it takes one.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use pleach_transport::clock;
 use super::line::average;
 use super::{TrainError, Trainer};
 use crate::interpreter::{Request, Vectors};
-use crate::policy::{Event, Outcome};
+use crate::policy::{Event, Outcome, Vector};
 
 /// The rounds of one line.
 struct LineRounds {
@@ -54,15 +54,27 @@ impl Lines {
 }
 
 impl LineRounds {
-    /// Ends the rounds when all ranks of the line do.
-    fn finish(&mut self) -> Result<(), PartialError> {
-        self.partial.finish().map(drop)
+    /// Ends the rounds when all ranks of the line do. `into` gets the late contributions that the
+    /// last one combines; returns whether there are any.
+    fn finish(&mut self, into: Option<&mut [f32]>) -> Result<bool, PartialError> {
+        let round = self.partial.finish()?;
+        let carried = (!round.contributors().is_empty()).then(|| round.result());
+        let corrected = round.correction().filter(|(ranks, _)| !ranks.is_empty());
+        match (into, carried.or(corrected.map(|(_, late)| late))) {
+            (Some(into), Some(late)) => {
+                into.copy_from_slice(late);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
     }
 }
 
 impl Trainer {
-    /// Makes the rounds of all lines of the scheme's plan.
+    /// Makes the rounds of all lines of the scheme's plan, in place of those that all ranks have
+    /// left.
     pub(crate) fn open_lines(&mut self) -> Result<(), TrainError> {
+        self.lines.lines.clear();
         for line in self.interpreter.lines().to_vec() {
             let is_whole = line.ranks.len() == self.group.world_size() as usize;
             let own = self.group.rank();
@@ -121,7 +133,9 @@ impl Trainer {
                 let back = self.lines.lines[line].partial.come_back();
                 return back.map(|()| true).map_err(|error| self.error_of_line(line, error));
             }
-            Request::Leave { id } => self.leave_lines().map(|()| (id, Outcome::Left)),
+            Request::Leave { id, into } => {
+                self.leave_lines(into).map(|carries| (id, Outcome::Left { carries }))
+            }
             _ => unreachable!("these go another way"),
         };
         let time = clock::now().since(before);
@@ -158,21 +172,25 @@ impl Trainer {
         Ok(())
     }
 
-    /// Leaves all lines at once: ranks of one line may still wait in another.
-    fn leave_lines(&mut self) -> Result<(), TrainError> {
-        let left: Vec<Result<(), PartialError>> = if let [line] = &mut self.lines.lines[..] {
-            vec![line.finish()]
+    /// Leaves all lines at once: ranks of one line may still wait in another. Returns whether late
+    /// contributions are in the vector that is named for those of a line alone.
+    fn leave_lines(&mut self, into: Option<Vector>) -> Result<bool, TrainError> {
+        let all = 0..self.layout.parameters();
+        let left: Vec<Result<bool, PartialError>> = if let [line] = &mut self.lines.lines[..] {
+            let into = into.map(|vector| self.vectors.pieces([vector], &all)).map(|[into]| into);
+            vec![line.finish(into)]
         } else {
             std::thread::scope(|scope| {
                 let leaving: Vec<_> =
-                    self.lines.lines.iter_mut().map(|line| scope.spawn(|| line.finish())).collect();
+                    self.lines.lines.iter_mut().map(|line| scope.spawn(|| line.finish(None))).collect();
                 leaving.into_iter().map(|line| line.join().expect("it does not panic")).collect()
             })
         };
+        let mut carries = false;
         for (line, left) in left.into_iter().enumerate() {
-            left.map_err(|error| self.error_of_line(line, error))?;
+            carries |= left.map_err(|error| self.error_of_line(line, error))?;
         }
-        Ok(())
+        Ok(carries)
     }
 
     fn error_of_line(&self, line: usize, error: PartialError) -> TrainError {

@@ -11,7 +11,6 @@ use pleach_transport::rendezvous::Fabric;
 
 use super::model::{Linear, STEPS, scheme, settings, simulate};
 use super::real::{ASYNCHRONOUS, DETERMINISTIC, RANKS, with_group};
-use super::resume::kept;
 
 /// The step of the checkpoint: no multiple of the periods in the tests.
 const HALF: u64 = 11;
@@ -84,7 +83,7 @@ fn trained(fabric: Fabric, text: &str, steps: u64, from: Option<&Path>, to: Opti
 #[test]
 fn a_real_training_goes_on_where_a_process_saved_it_bit_for_bit() {
     for fabric in [Fabric::Shm, Fabric::Tcp] {
-        for text in kept(&DETERMINISTIC) {
+        for text in DETERMINISTIC {
             let folder = Folder::new("bits");
             let whole = simulate(text, &world());
             // The first process ends at the checkpoint.
@@ -101,9 +100,42 @@ fn a_real_training_goes_on_where_a_process_saved_it_bit_for_bit() {
 }
 
 #[test]
+fn a_state_before_each_step_changes_no_bit() {
+    for text in [
+        "eager:activation=all,every=4",
+        "eager:activation=quorum:4,late=drop,divisor=contributors,every=7",
+        "bidmach",
+        "bidmach:every=2,rate=0.5,dimensions=1",
+        "bsp",
+        "easgd:every=3,mode=round-robin",
+    ] {
+        let whole = simulate(text, &world());
+        let all = with_group(Fabric::Shm, |group| {
+            let (layout, settings) = (Linear.layout(), world());
+            let mut trainer = Trainer::new(&group, &scheme(text), &layout, STEPS).expect("has memory");
+            trainer.parameters_mut().copy_from_slice(&Linear.initial());
+            let mut sgd = Sgd::new(layout.parameters(), settings.learning_rate, settings.momentum);
+            for number in 0..STEPS {
+                trainer.rank_state(&[]).expect("all ranks have one");
+                let mut step = trainer.step().expect("goes on").expect("it is not the last");
+                let (parameters, gradient) = step.vectors().expect("no bucket is ready");
+                let loss = Linear.gradient(group.rank(), number, parameters, gradient);
+                step.update(|parameters, gradient| sgd.step(parameters, gradient), loss).expect("goes on");
+            }
+            let trained = trainer.finish().expect("ends");
+            group.close().expect("all ranks close");
+            trained
+        });
+        for trained in all {
+            assert_eq!(trained.parameters[..], whole.parameters, "{text}");
+        }
+    }
+}
+
+#[test]
 fn asynchronous_schemes_keep_what_they_guarantee_across_a_checkpoint() {
     for fabric in [Fabric::Shm, Fabric::Tcp] {
-        for text in kept(&ASYNCHRONOUS).into_iter().chain(["elastic-bsp:lookahead=7"]) {
+        for text in ASYNCHRONOUS.into_iter().chain(["elastic-bsp:lookahead=7"]) {
             let folder = Folder::new("asynchronous");
             for (from, to) in [(None, Some(&*folder.0)), (Some(&*folder.0), None)] {
                 for trained in trained(fabric, text, STEPS, from, to) {

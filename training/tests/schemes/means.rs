@@ -17,15 +17,17 @@ const RANKS: u32 = 4;
 /// Steps between two means: more than a rank of `bap:distance=9` may push that a copy lacks.
 const RARE: u64 = 10;
 
+/// A mean of all ranks' parameters, with those of this rank before it.
+type Mean = (Vec<f32>, Buffer<f32>);
+
 /// Much longer than a step of another rank takes.
 #[expect(clippy::disallowed_methods, reason = "a rank that computes")]
 fn compute_for_a_moment() {
     thread::sleep(Duration::from_millis(3));
 }
 
-/// Trains; now and then the ranks take the mean of their parameters, or their states. Returns the
-/// means with the parameters of this rank there.
-fn train(group: &Group, text: &str) -> Result<(Trained, Vec<(Vec<f32>, Buffer<f32>)>), TrainError> {
+/// Trains; now and then the ranks take the mean of their parameters, or their states.
+fn train(group: &Group, text: &str) -> Result<(Trained, Vec<Mean>), TrainError> {
     let (layout, scheme) = (Linear.layout(), scheme(text));
     let mut trainer = Trainer::new(group, &scheme, &layout, STEPS)?.checked();
     trainer.parameters_mut().copy_from_slice(&Linear.initial());
@@ -37,7 +39,7 @@ fn train(group: &Group, text: &str) -> Result<(Trained, Vec<(Vec<f32>, Buffer<f3
             let own = trainer.parameters_mut().to_vec();
             means.push((own, trainer.averaged()?));
         }
-        if number == STEPS - 2 && scheme.keeps_checkpoints() {
+        if number == STEPS - 2 {
             trainer.rank_state(&[])?;
         }
         let Some(mut step) = trainer.step()? else { break };

@@ -248,10 +248,10 @@ impl Session {
             member.tell(Event::Membership { ranks, step });
             return true;
         }
-        if let Some((Request::Leave { id }, _)) = member.asked.first() {
+        if let Some((Request::Leave { id, .. }, _)) = member.asked.first() {
             let id = *id;
             member.asked.remove(0);
-            member.tell(Event::Done(id, Outcome::Left));
+            member.tell(Event::Done(id, Outcome::Left { carries: false }));
             return true;
         }
         if matches!(member.asked.first(), Some((_, Some(_)))) && self.random.index(2) == 0 {

@@ -39,8 +39,7 @@ fn train_logged(text: &str, logs: &Path, checkpoints: &Path, fails_in: Option<u6
                 let fails = fails_in == Some(number) && group.rank() == FAILING_RANK;
                 let loss = if fails { f32::NAN } else { loss };
                 step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
-                let is_kept = scheme(text).keeps_checkpoints() && fails_in.is_none();
-                if trainer.next_step() == HALF && !is_resumed && is_kept {
+                if trainer.next_step() == HALF && !is_resumed && fails_in.is_none() {
                     trainer.save(checkpoints, &[])?;
                 }
             }
@@ -59,8 +58,7 @@ fn a_policy_that_is_told_a_log_does_the_same_again() {
     for text in DETERMINISTIC.into_iter().chain(ASYNCHRONOUS).chain(["elastic-bsp:lookahead=7"]) {
         let (logs, checkpoints) = (Folder::new("logs"), Folder::new("logged"));
         // The first log has a checkpoint on the way, and the second begins with it.
-        let trainings = if scheme(text).keeps_checkpoints() { 2 } else { 1 };
-        for begins_with in &["\"Start\"", "\"Resume\""][..trainings] {
+        for begins_with in ["\"Start\"", "\"Resume\""] {
             train_logged(text, logs.path(), checkpoints.path(), None);
             let all = replay_all(logs.path()).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(all.len(), 4, "{text}");
@@ -175,11 +173,9 @@ fn a_log_that_was_changed_is_refused_or_replayed_and_panics_nowhere() {
         let (logs, checkpoints) = (Folder::new("whole-logs"), Folder::new("whole-logged"));
         train_logged(text, logs.path(), checkpoints.path(), None);
         let mut whole = vec![fs::read(logs.path().join("rank-0.log")).expect("was written")];
-        if scheme(text).keeps_checkpoints() {
-            // This one begins with what the policy remembered.
-            train_logged(text, logs.path(), checkpoints.path(), None);
-            whole.push(fs::read(logs.path().join("rank-1.log")).expect("was written"));
-        }
+        // This one begins with what the policy remembered.
+        train_logged(text, logs.path(), checkpoints.path(), None);
+        whole.push(fs::read(logs.path().join("rank-1.log")).expect("was written"));
         let file = logs.path().join("changed.log");
         for log in &whole {
             let mut refused = 0;

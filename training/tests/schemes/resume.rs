@@ -28,11 +28,6 @@ fn resumed(text: &str, settings: &Settings, saved: &[RankState]) -> Result<Simul
     simulation.run(&mut price, &mut |_| {})
 }
 
-/// Schemes whose trainings can be saved.
-pub(crate) fn kept(texts: &[&'static str]) -> Vec<&'static str> {
-    texts.iter().copied().filter(|text| scheme(text).keeps_checkpoints()).collect()
-}
-
 /// As a file has it.
 fn through_files(saved: &[RankState]) -> Vec<RankState> {
     let again = |rank: &RankState| RankState::decode(&rank.encode().expect("is short")).expect("is a file");
@@ -41,7 +36,7 @@ fn through_files(saved: &[RankState]) -> Vec<RankState> {
 
 #[test]
 fn half_a_training_and_the_other_half_are_the_whole_one_bit_for_bit_by_each_scheme() {
-    for text in kept(&ALL) {
+    for text in ALL {
         for ranks in [1, 2, 4, 7] {
             let (saved, whole) = saved(text, &world(ranks));
             assert!(whole.guarantee_held && whole.parameters_equal, "{text}");
@@ -67,7 +62,7 @@ fn ranks_rest_for_a_checkpoint_also_where_one_is_far_behind_by_schemes_without_c
 
 #[test]
 fn a_checkpoint_changes_no_bit_where_results_do_not_depend_on_times() {
-    for text in kept(&DETERMINISTIC) {
+    for text in DETERMINISTIC {
         let (_, with) = saved(text, &world(4));
         let without = simulate(text, &world(4));
         assert_eq!(with.parameters, without.parameters, "{text}");
@@ -98,6 +93,28 @@ fn a_part_of_the_state_that_is_lost_shows() {
         let wrong = resumed(text, &world(4), &states).expect("goes on");
         assert_ne!(wrong.parameters, whole.parameters, "{lost}");
     }
+}
+
+#[test]
+fn gradients_that_rounds_carry_are_a_part_of_the_state() {
+    let mut carried = 0;
+    for rule in ["carry", "correct"] {
+        let text = format!("eager:activation=solo,late={rule},every=9");
+        for ranks in [4, 7] {
+            let (mut states, whole) = saved(&text, &world(ranks));
+            let late: Vec<Vec<f32>> =
+                states.iter().map(|state| state.vector("delta").expect("was saved").to_vec()).collect();
+            assert!(late.iter().all(|other| *other == late[0]), "the last round is the same on all ranks");
+            if late[0].iter().any(|element| *element != 0.0) {
+                carried += 1;
+                let zeros = vec![0.0; late[0].len()];
+                states.iter_mut().for_each(|state| state.insert("delta", &zeros));
+                let wrong = resumed(&text, &world(ranks), &states).expect("goes on");
+                assert_ne!(wrong.parameters, whole.parameters, "{text} on {ranks} ranks");
+            }
+        }
+    }
+    assert!(carried > 0, "something is late in one of them");
 }
 
 #[test]

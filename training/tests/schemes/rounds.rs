@@ -1,11 +1,17 @@
 //! Rounds that do not wait for late ranks: eager-SGD and BIDMach's grid.
 
+use std::sync::Barrier;
+
+use pleach_collectives::Group;
+use pleach_training::checkpoint::RankState;
 use pleach_training::policy::Action;
 use pleach_training::simulation::Settings;
-use pleach_training::{Learner, Simulation};
+use pleach_training::{Layout, Learner, Simulation, Trainer};
+use pleach_transport::rendezvous::Fabric;
 
 use super::model::{Linear, ROUNDING, STEPS, difference, price, scheme, settings, simulate};
 use super::mutants::mutated;
+use super::ranks;
 
 fn skewed(ranks: u32) -> Settings {
     let computing = "10ms,cv=0.1,straggler=1:4".parse().expect("is a text");
@@ -184,4 +190,55 @@ fn activations_that_never_open_a_round_are_refused() {
     }
     let plan = mutated(scheme("eager").plan(&Linear.layout(), 0, 4), 0, |_, _, actions| actions);
     assert_eq!(plan.lines.len(), 1);
+}
+
+/// The parameters of both ranks after two steps, between which they save their states: rank 1 gives
+/// its first gradient when the round of rank 0 has ended. `goes_on`: in another training.
+fn carried_to_a_checkpoint(text: &str, goes_on: bool) -> Vec<(RankState, Vec<f32>)> {
+    const GRADIENTS: [f32; 2] = [1.0, 2.0];
+    let (layout, has_ended) = (Layout::of(&[3]), Barrier::new(2));
+    let train = |group: Group| {
+        let step = |trainer: &mut Trainer, value: f32| {
+            let mut step = trainer.step().expect("goes on").expect("there is a step");
+            step.vectors().expect("no bucket is ready").1.fill(value);
+            let mut descend = |x: &mut [f32], g: &[f32]| x.iter_mut().zip(g).for_each(|(x, g)| *x -= g);
+            step.update(&mut descend, 1.0).expect("goes on");
+        };
+        let new = || Trainer::new(&group, &scheme(text), &layout, 2).expect("has memory");
+        let mut trainer = new();
+        let rank = group.rank();
+        if rank == 1 {
+            trainer.step().expect("begins");
+            has_ended.wait();
+        }
+        step(&mut trainer, GRADIENTS[rank as usize]);
+        if rank == 0 {
+            has_ended.wait();
+        }
+        let state = trainer.rank_state(&[]).expect("is saved");
+        if goes_on {
+            trainer = new();
+            trainer.restore_rank(Ok(state.clone())).expect("is a state");
+        }
+        step(&mut trainer, 0.0);
+        let parameters = trainer.parameters_mut().to_vec();
+        assert!(trainer.finish().expect("ends").parameters_equal, "{text}");
+        group.close().expect("all ranks close");
+        (state, parameters)
+    };
+    ranks::with_group(Fabric::Shm, 2, |_| {}, train)
+}
+
+#[test]
+fn a_late_gradient_is_carried_across_a_checkpoint_and_counts_once_on_each_rank() {
+    for (rule, expected) in [("carry", -1.5), ("correct", -1.5), ("drop", -0.5)] {
+        let text = format!("eager:activation=solo,late={rule},every=9");
+        for goes_on in [false, true] {
+            for (state, parameters) in carried_to_a_checkpoint(&text, goes_on) {
+                let carried = if rule == "drop" { 0.0 } else { 1.0 };
+                assert_eq!(state.vector("delta"), Some(&[carried; 3][..]), "{text}");
+                assert_eq!(parameters, [expected; 3], "{text}, in another training: {goes_on}");
+            }
+        }
+    }
 }

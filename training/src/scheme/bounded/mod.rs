@@ -489,7 +489,7 @@ impl BoundedStaleness {
         }
     }
 
-    /// Comes to rest: all ranks have made, or will make, as many steps. Ranks with a bound of clocks
+    /// Comes to rest: all ranks have made, or will make, as many steps. With a bound of clocks they
     /// wait for no more of this one than its answers.
     fn rest(&mut self, actions: &mut Actions) {
         if self.bound.is_of_clocks() {
