@@ -415,7 +415,8 @@ class Scheme:
         call it after the same number of steps and wait for each other here, and each keeps its own state, which
         has the parameters in it.
 
-        Raises PleachSchemeError with a state that is the same on all ranks between two exchanges, where ranks have different parameters.
+        Raises PleachSchemeError with a state that is the same on all ranks between two exchanges, where ranks have
+        different parameters.
         """
         self._vector_of_block()
         text = self._facts["text"]
