@@ -32,8 +32,8 @@ impl Prices {
 }
 
 impl Network for Prices {
-    /// The time of the schedule that reproducible groups take over these links; of the cheapest one,
-    /// where none adds in the order of ranks.
+    /// The time of the schedule that reproducible groups take over these links; of the cheapest
+    /// one, where none adds in the order of ranks.
     fn all_reduce(&mut self, bytes: u64) -> Duration {
         let Some(wiring) = &self.wiring else { return Duration::ZERO };
         if let Some(price) = self.known.get(&bytes) {

@@ -16,10 +16,10 @@ use std::time::Duration;
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
-use super::rank::SimulatedRank;
-use super::{SimulationError, Wanted};
+use super::error::SimulationError;
+use super::rank::{SimulatedRank, Wanted};
 use crate::compression::{Compression, Parts};
-use crate::policy::{OperationId, Outcome, Vector};
+use crate::policy::{Event, OperationId, Outcome, Vector};
 
 /// Most ranks whose engines are simulated.
 pub const ENGINES_MAX: u32 = 64;
@@ -97,14 +97,6 @@ struct Asked {
     id: OperationId,
     then: Then,
     input: Vec<u8>,
-}
-
-/// An operation of a rank that has ended, with what it left in place.
-pub(crate) struct Ended {
-    pub(crate) rank: Rank,
-    pub(crate) id: OperationId,
-    pub(crate) totals: Vec<u64>,
-    pub(crate) outcome: Outcome,
 }
 
 /// The operations of a rank.
@@ -193,20 +185,24 @@ impl<'e> OverEngines<'e> {
     }
 
     /// Lets ranks do all they can at this instant, and ends operations that have come to their end.
-    /// An operation ends after those that its rank has asked for before it.
-    pub(crate) fn ended(&mut self, ranks: &mut [SimulatedRank]) -> Result<Vec<Ended>, SimulationError> {
+    /// Returns what ranks are to be told of that. An operation ends after those that its rank has
+    /// asked for before it.
+    pub(crate) fn ended(
+        &mut self,
+        ranks: &mut [SimulatedRank],
+    ) -> Result<Vec<(Rank, Event)>, SimulationError> {
         self.engines.settle().map_err(|cause| SimulationError::Engine { rank: 0, cause })?;
-        let mut ended = Vec::new();
+        let mut events = Vec::new();
         for rank in ranks.iter_mut().filter(|rank| !rank.is_lost()) {
-            self.end_operations_of(rank, &mut ended)?;
+            self.end_operations_of(rank, &mut events)?;
         }
-        Ok(ended)
+        Ok(events)
     }
 
     fn end_operations_of(
         &mut self,
         rank: &mut SimulatedRank,
-        ended: &mut Vec<Ended>,
+        events: &mut Vec<(Rank, Event)>,
     ) -> Result<(), SimulationError> {
         let number = rank.number();
         let failed = |cause| SimulationError::Engine { rank: number, cause };
@@ -215,7 +211,7 @@ impl<'e> OverEngines<'e> {
         {
             let operations = &mut self.operations[number as usize];
             let (id, then) = operations.under_way.pop_front().expect("there is one");
-            let (mut totals, mut outcome) = (Vec::new(), Outcome::Averaged);
+            let mut outcome = Outcome::Averaged;
             match then {
                 Then::Keep(vector, piece) => {
                     let elements = rank.piece(vector, &piece).iter_mut();
@@ -224,8 +220,10 @@ impl<'e> OverEngines<'e> {
                     }
                 }
                 Then::Tell => {
-                    let number = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
-                    totals = output.chunks_exact(size_of::<u64>()).map(number).collect();
+                    for (place, bytes) in (0..).zip(output.chunks_exact(size_of::<u64>())) {
+                        let total = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+                        events.push((number, Event::Totalled { place, total }));
+                    }
                     outcome = Outcome::Totalled;
                 }
                 Then::HandOut((vector, piece, compression)) => {
@@ -242,7 +240,7 @@ impl<'e> OverEngines<'e> {
             }
             self.operations[number as usize].ended += 1;
             self.start(number)?;
-            ended.push(Ended { rank: number, id, totals, outcome });
+            events.push((number, Event::Done(id, outcome)));
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use pleach_vocabulary::digest::{chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
 use super::network::TransferTime;
+use super::report::Settings;
 
 /// Something that befalls simulated ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -139,15 +140,6 @@ impl fmt::Display for Faults {
     }
 }
 
-/// What is drawn for, besides the set.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) seed: u64,
-    pub(crate) ranks: u32,
-    pub(crate) steps: u64,
-    pub(crate) unit: Duration,
-}
-
 /// How messages are delayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
@@ -179,8 +171,8 @@ pub(crate) struct DrawnFaults {
 }
 
 impl DrawnFaults {
-    pub(crate) fn draw(faults: &Faults, bounds: &Bounds) -> Self {
-        let Bounds { seed, ranks, steps, unit } = *bounds;
+    pub(crate) fn draw(faults: &Faults, settings: &Settings, unit: Duration) -> Self {
+        let Settings { seed, ranks, steps, .. } = *settings;
         let seed_of = |fault: Fault| chain(hash_of_pair(seed, PURPOSE), fault as u64);
         // A stream for each, if it is in the set.
         let stream = |fault: Fault| faults.contains(fault).then(|| Random::new(seed_of(fault)));
@@ -294,12 +286,22 @@ fn per_mille(time: Duration, factor: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::computing::Computing;
     use super::*;
 
     const UNIT: Duration = Duration::from_millis(10);
 
     fn drawn(faults: &Faults, seed: u64) -> DrawnFaults {
-        DrawnFaults::draw(faults, &Bounds { seed, ranks: 8, steps: 60, unit: UNIT })
+        let settings = Settings {
+            ranks: 8,
+            steps: 60,
+            seed,
+            computing: Computing::default(),
+            learning_rate: 0.1,
+            momentum: 0.0,
+            observed_every: 1,
+        };
+        DrawnFaults::draw(faults, &settings, UNIT)
     }
 
     #[test]

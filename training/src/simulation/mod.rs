@@ -9,8 +9,8 @@
 //! says; a rank sends one at a time, and receives one at a time. Those of one rank do not hold up
 //! all-reduces.
 //!
-//! Those are *priced* exchanges. [`Simulation::over_engines`] has averages carried out by engines in
-//! place of that, for schemes that make no other exchanges. [`Faults`] befall ranks and links.
+//! Those are *priced* exchanges. [`Simulation::over_engines`] has averages carried out by engines
+//! in place of that, for schemes that make no other exchanges. [`Faults`] befall ranks and links.
 //!
 //! **Invariants:** a run is a function of the learner, the scheme and the [`Settings`]: threads
 //! compute gradients, and their number changes no bit. An event is handled after all events of
@@ -18,16 +18,17 @@
 
 mod computing;
 mod engines;
+mod error;
 mod faults;
 pub mod hybrid;
 mod network;
 mod passes;
 mod rank;
 mod recorded;
+mod report;
 mod rounds;
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,218 +42,23 @@ use crate::compression::{Compression, Parts};
 use crate::interpreter::{Plan, Request, Staleness, digest};
 use crate::layout::Bucket;
 use crate::learner::Learner;
-use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
-use crate::scheme::{Refusal, Scheme};
+use crate::scheme::Scheme;
 use crate::state::StateError;
-use engines::{Ended, OverEngines};
-use faults::{Bounds, DrawnFaults};
+use engines::OverEngines;
+use faults::DrawnFaults;
 use network::{Agenda, OnTheWay, Transfers};
-use rank::{Message, Outgoing, SimulatedRank, compute_all};
+use rank::{Message, Outgoing, SimulatedRank, Wanted, compute_all};
 
 use rounds::{Completed, Rounds};
 
 pub use computing::{Computing, ComputingTextError};
 pub use engines::{Call as EngineCall, ENGINES_MAX, Engines};
+pub use error::SimulationError;
 pub use faults::{DRIFT_STEPS, Delays, FAULTS_WITHIN_STEPS, Fault, Faults, UnknownFault};
 pub use network::{Network, TransferTime};
 pub use recorded::{RecordError, RecordedTimes};
-
-/// What is simulated, besides the learner and the scheme.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
-    /// The number of ranks, at least 1.
-    pub ranks: u32,
-    /// The steps of each rank.
-    pub steps: u64,
-    /// The seed of computing times.
-    pub seed: u64,
-    /// How long ranks compute.
-    pub computing: Computing,
-    /// The learning rate of local optimizers.
-    pub learning_rate: f32,
-    /// The momentum of local optimizers.
-    pub momentum: f32,
-    /// Steps of rank 0 between two observations, at least 1.
-    pub observed_every: u64,
-}
-
-/// Why a simulation has ended early.
-#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SimulationError {
-    /// There are no ranks.
-    #[error("nothing to simulate: 0 ranks; give at least 1")]
-    NoRanks,
-    /// The layout has no parameters.
-    #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
-    NoParameters,
-    /// The scheme does not train on these ranks.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// A rank waits for a word or a credit that nobody sends.
-    #[error("stuck: rank {rank} waits in step {step} for rank {peer}, and no rank sends anything any more")]
-    Silence {
-        /// The rank.
-        rank: Rank,
-        /// The rank that it waits for.
-        peer: Rank,
-        /// The step that it makes next.
-        step: u64,
-    },
-    /// The policy of a rank broke an invariant.
-    #[error("rank {rank}: {error}")]
-    Policy {
-        /// The rank.
-        rank: Rank,
-        /// What was broken.
-        error: PolicyError,
-    },
-    /// Ranks ask for different operations.
-    #[error(
-        "ranks differ: all-reduce {number} is of {of_first} for rank {first}, and of {of_other} for rank {other}; \
-         all ranks must ask for the same"
-    )]
-    Mismatch {
-        /// How many operations came before.
-        number: u64,
-        /// The rank that asked first.
-        first: Rank,
-        /// What it asked for.
-        of_first: String,
-        /// A rank that asked for something else.
-        other: Rank,
-        /// What that rank asked for.
-        of_other: String,
-    },
-    /// An operation lacks ranks that never ask for it.
-    #[error(
-        "stuck: all-reduce {number} waits for rank {missing}, which has ended; all ranks must ask for the same"
-    )]
-    Stuck {
-        /// How many operations came before.
-        number: u64,
-        /// The first rank that is missing.
-        missing: Rank,
-    },
-    /// A rank has ended ([`Fault::RankDeath`]), and another one does not go on without it.
-    #[error(
-        "rank {lost} has ended before step {at}, and rank {rank} stands before step {step}: the scheme waits for it; take \
-         one that does not wait, as gossip, or train in a session (pleach train --elastic)"
-    )]
-    Lost {
-        /// The rank that has ended.
-        lost: Rank,
-        /// The step that it does not make.
-        at: u64,
-        /// The first rank that stands.
-        rank: Rank,
-        /// The step that it makes next.
-        step: u64,
-    },
-    /// Engines carry out no such exchanges.
-    #[error(
-        "no engines for {what}: {why}; take a scheme of averages over all ranks, or the price of exchanges"
-    )]
-    NoEngines {
-        /// What they do not carry out.
-        what: &'static str,
-        /// The reason.
-        why: &'static str,
-    },
-    /// Engines are too many to be simulated.
-    #[error(
-        "no engines for {ranks} ranks: at most {ENGINES_MAX} are simulated; take fewer ranks, or the price of exchanges"
-    )]
-    EngineRanks {
-        /// The ranks.
-        ranks: u32,
-    },
-    /// An engine failed, or cannot begin a call.
-    #[error("the engine of rank {rank} failed: {cause}")]
-    Engine {
-        /// The rank.
-        rank: Rank,
-        /// The cause.
-        cause: String,
-    },
-    /// States of another number of ranks.
-    #[error("{saved} states for {ranks} ranks; give one for each rank")]
-    World {
-        /// The states.
-        saved: usize,
-        /// The ranks.
-        ranks: u32,
-    },
-    /// The state of a rank is not saved, or not taken.
-    #[error("rank {rank}: {reason}")]
-    Checkpoint {
-        /// The rank.
-        rank: Rank,
-        /// The [`CheckpointError`] as text.
-        reason: String,
-    },
-    /// The loss is not finite.
-    #[error("loss {loss} of rank {rank} in step {step}; lower the learning rate")]
-    Loss {
-        /// The rank.
-        rank: Rank,
-        /// The step.
-        step: u64,
-        /// The loss, as text.
-        loss: String,
-    },
-}
-
-/// The state of a simulation at an instant.
-#[derive(Debug)]
-pub struct Observation<'a> {
-    /// Virtual time since the beginning.
-    pub time: Duration,
-    /// The step that rank 0 makes next.
-    pub step: u64,
-    /// The mean of all ranks' parameters.
-    pub parameters: &'a [f32],
-    /// The mean staleness of all steps so far.
-    pub staleness: f64,
-    /// The share of time so far in which ranks had nothing to compute.
-    pub wait_share: f64,
-}
-
-/// A finished simulation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Simulated {
-    /// Virtual time.
-    pub time: Duration,
-    /// The mean of all ranks' parameters.
-    pub parameters: Vec<f32>,
-    /// The steps of each rank; of rank 0, if it was broken off.
-    pub steps: u64,
-    /// Whether it came to its end.
-    pub has_ended: bool,
-    /// The rank that has ended before the others ([`Fault::RankDeath`]), and the step that it did
-    /// not make. The others have made all their steps, if the simulation was not broken off, and
-    /// the last exchange was not made. What is said of all ranks is said of the others.
-    pub lost: Option<(Rank, u64)>,
-    /// The share of time in which ranks had nothing to compute.
-    pub wait_share: f64,
-    /// The mean staleness of all steps ([`Staleness`]).
-    pub staleness_mean: f64,
-    /// The largest staleness.
-    pub staleness_max: u64,
-    /// How many steps of all ranks were as stale as each bin says
-    /// ([`Staleness::histogram`](crate::interpreter::Staleness::histogram)).
-    pub staleness_histogram: [u64; Staleness::BOUNDS.len() + 1],
-    /// Bytes of the vectors that a rank gave to be averaged, read and wrote.
-    pub bytes_per_rank: u64,
-    /// Whether ranks were the same wherever the scheme says so, and conserved what it conserves; of
-    /// a simulation that was broken off only the latter.
-    pub guarantee_held: bool,
-    /// Whether all ranks have the same parameters at the end, bit for bit.
-    pub parameters_equal: bool,
-    /// A hash of all ranks' parameters and of the virtual time.
-    pub hash: u64,
-}
+pub use report::{Observation, Settings, Simulated};
 
 /// Parameters from which gradients are computed by several threads: below, to start a thread takes
 /// longer.
@@ -299,24 +105,6 @@ struct Reading {
     word: u64,
     /// None: nothing was published yet.
     elements: Option<Arc<[f32]>>,
-}
-
-/// What an all-reduce is of.
-#[derive(Clone, Debug, PartialEq)]
-enum Wanted {
-    /// The average of a piece.
-    Average { vector: Vector, piece: Range<usize>, compression: Compression },
-    /// The sums of so many numbers.
-    Total { numbers: usize },
-}
-
-impl fmt::Display for Wanted {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Average { vector, piece, .. } => write!(formatter, "the {} {piece:?}", vector.name()),
-            Self::Total { numbers } => write!(formatter, "{numbers} numbers"),
-        }
-    }
 }
 
 /// An all-reduce of which at least one rank has asked.
@@ -409,9 +197,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Self { faults: faults.clone(), ..self }
     }
 
-    /// The same ranks, each with an engine, which carries its averages out over wires that `connect`
-    /// makes with these delays. A network is not asked for times any more. It comes after computing
-    /// times and faults.
+    /// The same ranks, each with an engine, which carries its averages out over wires that
+    /// `connect` makes with these delays. A network is not asked for times any more. It comes after
+    /// computing times and faults.
     ///
     /// # Errors
     ///
@@ -687,18 +475,15 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Lets engines go on before the next thing happens. Returns whether one has ended an operation,
-    /// or time has passed.
+    /// Lets engines go on before the next thing happens. Returns whether one has ended an
+    /// operation, or time has passed.
     fn engines_go_on(&mut self, network: &mut dyn Network) -> Result<bool, SimulationError> {
         let Some(engines) = &mut self.engines else { return Ok(false) };
         let ended = engines.ended(&mut self.ranks);
         let ended = ended.map_err(|error| self.because_of_loss(error))?;
         if !ended.is_empty() {
-            for Ended { rank, id, totals, outcome } in ended {
-                for (place, total) in (0..).zip(totals) {
-                    self.deliver(rank, Event::Totalled { place, total }, network)?;
-                }
-                self.deliver(rank, Event::Done(id, outcome), network)?;
+            for (rank, event) in ended {
+                self.deliver(rank, event, network)?;
             }
             return Ok(true);
         }
@@ -726,9 +511,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
     /// Draws the faults, if there are any and they are not drawn.
     fn draw_faults(&mut self) {
         if self.drawn_faults.is_none() && !self.faults.is_empty() {
-            let Settings { seed, ranks, steps, .. } = self.settings;
-            let bounds = Bounds { seed, ranks, steps, unit: self.computing_time(0, 0) };
-            self.drawn_faults = Some(DrawnFaults::draw(&self.faults, &bounds));
+            let unit = self.computing_time(0, 0);
+            self.drawn_faults = Some(DrawnFaults::draw(&self.faults, &self.settings, unit));
         }
     }
 

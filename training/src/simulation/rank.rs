@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use pleach_transport::clock::Nanos;
 use super::Settings;
 use super::passes::Passes;
 use crate::checkpoint::{CheckpointError, RankState, vector};
-use crate::compression::Parts;
+use crate::compression::{Compression, Parts};
 use crate::copies::{Stamps, changed};
 use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors, combine, encode};
 use crate::layout::Bucket;
@@ -81,6 +82,24 @@ pub(crate) enum Outgoing {
     Write { id: OperationId, to: Rank, from: Vector, piece: Range<usize>, word: u64 },
     /// A word.
     Word { to: Rank, word: u64 },
+}
+
+/// What an all-reduce is of.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Wanted {
+    /// The average of a piece.
+    Average { vector: Vector, piece: Range<usize>, compression: Compression },
+    /// The sums of so many numbers.
+    Total { numbers: usize },
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Average { vector, piece, .. } => write!(formatter, "the {} {piece:?}", vector.name()),
+            Self::Total { numbers } => write!(formatter, "{numbers} numbers"),
+        }
+    }
 }
 
 /// The vector of a checkpoint with the velocity of the optimizer.
