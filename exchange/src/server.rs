@@ -263,6 +263,12 @@ impl<T: Clone> Server<T> {
         }
     }
 
+    /// See [`TensorTable::give_newest_first`].
+    #[cfg(test)]
+    pub(crate) fn give_newest_first(&mut self) {
+        self.table.give_newest_first();
+    }
+
     /// Whether one more link may be opened.
     #[must_use]
     pub fn has_room_for_link(&self) -> bool {

@@ -34,8 +34,9 @@ use std::time::Duration;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
 use pleach_transport::{
-    Address, Armed, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank, Region, RegionKey,
-    RemoteSlice, Responder, Secret, SharedMemory, Slice, SubmitError, Submitted, Transfer, TransferId, clock,
+    Address, Armed, ConnectError, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank,
+    Region, RegionKey, RemoteSlice, Responder, Secret, SharedMemory, Slice, SubmitError, Submitted, Transfer,
+    TransferId, clock,
 };
 use pleach_vocabulary::Fabric;
 
@@ -110,7 +111,18 @@ pub(crate) enum LeaseName {
 }
 
 /// A device by which tensors are got.
-trait GettingDevice: Device {
+pub(crate) trait GettingDevice: Device {
+    /// The rank that the other end of a link is given; `None`: there is none. `next`: the lowest
+    /// one that nobody was given.
+    fn rank_of(&self, _link: LinkId, next: Rank) -> Option<Rank> {
+        (next < RANKS).then_some(next)
+    }
+
+    /// Begins to connect the device of the other end of a link.
+    fn link(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        self.meet(peer, meeting)
+    }
+
     /// Begins to give bytes a key that is for one peer and can be taken back; the transfer of this
     /// number ends when the key is good. `None`: the key of the region has to do, as there are no
     /// such keys, or no more, the pair has several queue pairs, or its queue is full.
@@ -241,7 +253,12 @@ impl GetDevice {
             }
             fabric => return Err(format!("fabric {fabric} has no gets")),
         };
-        Ok(Self {
+        Ok(Self::over(fabric, device))
+    }
+
+    /// Over a device of this fabric.
+    pub(crate) fn over(fabric: Fabric, device: Box<dyn GettingDevice>) -> Self {
+        Self {
             fabric,
             device,
             next_rank: OWN_RANK + 1,
@@ -255,12 +272,7 @@ impl GetDevice {
             ended: Vec::new(),
             events: Vec::with_capacity(EVENTS_AT_ONCE),
             is_watched: false,
-        })
-    }
-
-    /// Whether a link by this fabric can have a rank here.
-    pub(crate) fn has_rank(&self, fabric: Fabric) -> bool {
-        self.fabric == fabric && self.next_rank < RANKS
+        }
     }
 
     /// Whether no link uses the device, and no get is under way.
@@ -273,12 +285,13 @@ impl GetDevice {
         self.next_rank >= RANKS && self.is_idle()
     }
 
-    /// Gives the other end of a link a rank.
-    pub(crate) fn take_rank(&mut self, link: u64) -> Rank {
-        let rank = self.next_rank;
+    /// Gives the other end of a link by this fabric a rank, if there is one. `number`: that of the
+    /// link in this program.
+    pub(crate) fn take_rank(&mut self, fabric: Fabric, link: LinkId, number: u64) -> Option<Rank> {
+        let rank = self.device.rank_of(link, self.next_rank).filter(|_| self.fabric == fabric)?;
         self.next_rank += 1;
-        self.ranks.insert(rank, RankUse::Link(link));
-        rank
+        self.ranks.insert(rank, RankUse::Link(number));
+        Some(rank)
     }
 
     /// Where the device of the other end dials. `local`: the address of this host by which the
@@ -298,7 +311,7 @@ impl GetDevice {
 
     /// Begins to connect the device of the other end of a link.
     pub(crate) fn meet(&mut self, rank: Rank, meeting: Meeting<'_>) -> Result<(), String> {
-        self.device.meet(rank, meeting).map_err(|error| error.to_string())
+        self.device.link(rank, meeting).map_err(|error| error.to_string())
     }
 
     /// The arena that is lent: its number and its length.
@@ -508,6 +521,15 @@ impl GetDevice {
         self.ended.push(GetEvent::Ended { get: ended.get, result: ended.result });
     }
 
+    /// Lets go of the destinations of gets whose calls have ended: a violation that simulations
+    /// must find.
+    #[cfg(test)]
+    pub(crate) fn free_destinations(&mut self, memory: &Arc<LendableMemory>) {
+        for GetUnderWay { get, .. } in self.gets.values_mut().filter(|get| get.get.receive.slot.has_ended()) {
+            get.buffer = memory.allocate(0).expect("takes no memory");
+        }
+    }
+
     /// The receives whose gets are under way, with their links.
     pub(crate) fn receives(&self) -> impl Iterator<Item = (u64, &WaitingReceive)> {
         self.gets.values().map(|under_way| (under_way.get.link, &under_way.get.receive))
@@ -631,7 +653,8 @@ mod tests {
         let options = GetOptions { secret, address: IpAddr::from([127, 0, 0, 1]), verbs };
         let open = || GetDevice::open(Fabric::Verbs, &options).expect("a NIC that is up");
         let mut devices = [open(), open()];
-        let [peer, rank] = [0, 1].map(|end| devices[end].take_rank(1));
+        let take_rank = |device: &mut GetDevice| device.take_rank(Fabric::Verbs, LinkId(1), 1);
+        let [peer, rank] = [0, 1].map(|end| take_rank(&mut devices[end]).expect("is the first"));
         let address = devices[1].address(None);
         devices[1].meet(rank, Meeting::Await).expect("starts");
         devices[0].meet(peer, Meeting::Dial { address: &address, own: rank }).expect("starts");

@@ -170,7 +170,7 @@ impl Endpoint {
         let shared = Shared::new(options.clone(), tls, address.ip(), introduction, cloned)?;
         if options.fabric == ExchangeFabric::Verbs {
             // Whoever names it learns now what is missing.
-            let opened = shared.core().device_of(Fabric::Verbs);
+            let opened = shared.core().open_device(Fabric::Verbs);
             opened.map(drop).or_else(without_regions)?;
         }
         thread::watch(&shared, &listener).map_err(std::io::Error::from).map_err(descriptor())?;

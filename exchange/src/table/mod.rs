@@ -171,6 +171,8 @@ pub struct TensorTable<T> {
     /// The number of the last request or end of a step.
     last: u64,
     outcomes: Vec<Outcome<T>>,
+    #[cfg(test)]
+    gives_newest_first: bool,
 }
 
 /// The queue of a key. It holds tensors or receives, never both.
@@ -219,7 +221,16 @@ impl<T> TensorTable<T> {
             ended: EndedSteps::new(limits.ended_steps),
             last: 0,
             outcomes: Vec::new(),
+            #[cfg(test)]
+            gives_newest_first: false,
         }
+    }
+
+    /// From now on receives take the newest tensor of a key: a violation that simulations must
+    /// find.
+    #[cfg(test)]
+    pub(crate) fn give_newest_first(&mut self) {
+        self.gives_newest_first = true;
     }
 
     /// Sends a tensor of this length. The send ends by an [`Outcome`]: at once if a receive waits
@@ -521,7 +532,10 @@ impl<T> TensorTable<T> {
     /// others.
     fn pop_tensor(&mut self, key: &Key) -> Option<Delivered<T>> {
         let Some(Queue::Tensors(tensors)) = self.queues.get(key) else { return None };
-        let order = tensors.front()?.order;
+        let next = tensors.front()?;
+        #[cfg(test)]
+        let next = tensors.back().filter(|_| self.gives_newest_first).unwrap_or(next);
+        let order = next.order;
         let Entry { bytes, tensor, is_held, .. } = self.remove_tensor(key, order)?;
         if !is_held {
             self.end_wait(order);

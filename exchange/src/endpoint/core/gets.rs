@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use pleach_transport::{Meeting, Nanos, RegionKey, WakeSource};
+use pleach_transport::{Meeting, Nanos, Rank, RegionKey, WakeSource};
 use pleach_vocabulary::Fabric;
 use rustix::event::epoll;
 use rustix::net::getsockname;
@@ -20,22 +20,39 @@ use crate::endpoint::regions::SetupFrame;
 use crate::endpoint::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorWay};
 use crate::gathered::RegisteredPart;
 use crate::message::Message;
-use crate::reference::Reference;
+use crate::reference::{LinkId, Reference};
 
 impl<D: MappingDevice> Core<D> {
-    /// A device by which a link can have gets; it is opened if there is none.
-    pub(crate) fn device_of(&mut self, fabric: Fabric) -> Result<u64, String> {
-        if let Some((number, _)) = self.devices.iter().find(|(_, device)| device.has_rank(fabric)) {
-            return Ok(*number);
-        }
+    /// Opens a device by which links can have gets. Returns its number.
+    pub(crate) fn open_device(&mut self, fabric: Fabric) -> Result<u64, String> {
         let device = GetDevice::open(fabric, &self.get_options)?;
         let number = self.next_number();
         self.devices.insert(number, device);
         Ok(number)
     }
 
+    /// A rank for the other end of a link, with the number of its device, which is opened if none
+    /// has a rank.
+    fn take_rank(&mut self, fabric: Fabric, link: LinkId, number: u64) -> Result<(u64, Rank), String> {
+        for (device, opened) in &mut self.devices {
+            if let Some(rank) = opened.take_rank(fabric, link, number) {
+                return Ok((*device, rank));
+            }
+        }
+        let device = self.open_device(fabric)?;
+        let opened = self.devices.get_mut(&device);
+        let rank = opened.and_then(|opened| opened.take_rank(fabric, link, number));
+        Ok((device, rank.ok_or("a device has no ranks")?))
+    }
+
     /// This end's half of the pair of a link.
-    fn new_pair(&mut self, now: Nanos, number: u64, fabric: Fabric) -> Result<LinkPair, String> {
+    fn new_pair(
+        &mut self,
+        now: Nanos,
+        fabric: Fabric,
+        link: LinkId,
+        number: u64,
+    ) -> Result<LinkPair, String> {
         let is_allowed = match fabric {
             Fabric::Tcp => self.fabrics.tcp,
             Fabric::Verbs => self.fabrics.verbs,
@@ -44,9 +61,7 @@ impl<D: MappingDevice> Core<D> {
         if !is_allowed {
             return Err(format!("the other program takes no fabric '{fabric}'"));
         }
-        let device = self.device_of(fabric)?;
-        let opened = self.devices.get_mut(&device).ok_or("there is no device")?;
-        let rank = opened.take_rank(number);
+        let (device, rank) = self.take_rank(fabric, link, number)?;
         let (arena, registered, unnamed) = ((0, 0), RegisteredPart::NONE, BTreeMap::new());
         let (state, deadline) = (PairState::Offered, now + SETUP_LIMIT);
         Ok(LinkPair { device, rank, arena, registered, unnamed, state, deadline })
@@ -54,7 +69,7 @@ impl<D: MappingDevice> Core<D> {
 
     /// The receiver's end of a new link begins to set up gets.
     pub(crate) fn offer_gets(&mut self, now: Nanos, number: u64, link: &mut Link<D>, fabric: Fabric) {
-        match self.new_pair(now, number, fabric) {
+        match self.new_pair(now, fabric, link.id, number) {
             Ok(pair) => {
                 link.send_setup(&SetupFrame::OfferGets(fabric));
                 link.pair = Some(pair);
@@ -111,7 +126,8 @@ impl<D: MappingDevice> Core<D> {
     }
 
     fn accept_gets(&mut self, now: Nanos, number: u64, fabric: Fabric) -> Result<(), String> {
-        let mut pair = self.new_pair(now, number, fabric)?;
+        let Some(id) = self.links.get(&number).map(|link| link.id) else { return Ok(()) };
+        let mut pair = self.new_pair(now, fabric, id, number)?;
         pair.state = PairState::Connecting;
         let (rank, key) = (pair.rank, pair.device);
         let Some(link) = self.links.get_mut(&number) else { return Ok(()) };

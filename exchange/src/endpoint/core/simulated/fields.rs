@@ -9,12 +9,13 @@ use std::time::Duration;
 use pleach_transport::Nanos;
 use pleach_vocabulary::DataType;
 
-use super::oracle::{self, FIELD, Flaw, TensorNumber};
+use super::oracle::{self, FIELD, Flaw, TensorNumber, Turn};
 use super::{Held, Simulation};
 use crate::endpoint::core::{Accepted, LinkSide};
+use crate::endpoint::link::ReceiveSlot;
 use crate::endpoint::rpcs::FieldError;
 use crate::endpoint::shared::OverRpc;
-use crate::endpoint::tensor::{SharedTensor, TensorShape};
+use crate::endpoint::tensor::{ReceivedTensor, SharedTensor, TensorShape};
 use crate::gathered::RegisteredPart;
 use crate::reference::{LinkId, Reference};
 
@@ -25,12 +26,21 @@ const DELAY: Duration = Duration::from_millis(10);
 pub(crate) struct Field {
     rpc: u64,
     reference: Reference,
+    registered: RegisteredPart,
     tensor: TensorNumber,
     owner: usize,
     due: Nanos,
     /// It was delivered.
     has_come: bool,
     is_lost: bool,
+}
+
+/// A field that a program gets.
+pub(crate) struct Coming {
+    slot: ReceiveSlot,
+    link: u64,
+    owner: usize,
+    tensor: TensorNumber,
 }
 
 /// A program lends a field for an RPC of a peer.
@@ -50,10 +60,12 @@ pub(crate) fn lend(simulation: &mut Simulation, number: usize, now: Nanos) -> Re
         oracle::fill(tensor, buffer.as_bytes_mut());
         let shape = TensorShape::new(DataType::U64, &[words]).expect("is small");
         let lent = program.core.lend_for_rpc(now, link, rpc, &SharedTensor::of_bytes(buffer, shape));
-        if let Ok((reference, _)) = lent {
+        if let Ok((reference, registered)) = lent {
             let due = now + Duration::from_nanos(simulation.random.below(DELAY.as_nanos() as u64));
             let (has_come, is_lost) = (false, simulation.random.below(5) == 0);
-            simulation.fields.push(Field { rpc, reference, tensor, owner: number, due, has_come, is_lost });
+            let owner = number;
+            let field = Field { rpc, reference, registered, tensor, owner, due, has_come, is_lost };
+            simulation.fields.push(field);
             return Ok(());
         }
     }
@@ -99,20 +111,15 @@ fn comes(simulation: &mut Simulation, receiver: usize, field: &Field, now: Nanos
     if !program.is_alive || program.stopped_until > now {
         return Ok(());
     }
-    let Field { reference, tensor, owner, has_come, .. } = *field;
+    let Field { reference, registered, tensor, owner, has_come, .. } = *field;
     let link = program.core.numbers.get(&reference.link).copied();
     let link = link.filter(|link| matches!(program.core.links[link].side, LinkSide::Receiver(_)));
-    match program.core.accept_for_rpc(now, &reference, &RegisteredPart::NONE) {
+    match program.core.accept_for_rpc(now, &reference, &registered) {
         Ok(Accepted::Here(received)) => {
-            let found = simulation.oracle.received(receiver, (owner, FIELD), now, received.as_bytes())?;
-            if found != tensor {
-                return Err(Flaw::Other);
-            }
-            simulation.oracle.begin_reading(found, receiver);
-            let link = link.unwrap_or_default();
-            program.held.push(Held { tensor: received, number: found, link });
+            simulation.oracle.begin_reading(tensor, receiver);
+            has_received(simulation, receiver, (owner, tensor, link.unwrap_or_default()), received, now)?;
         }
-        Ok(Accepted::Coming { .. }) => return Err(Flaw::Unexpected("a get".to_owned())),
+        Ok(Accepted::Coming { link, slot }) => program.coming.push(Coming { slot, link, owner, tensor }),
         Err(FieldError::Lost(cause) | FieldError::Wrong(cause)) => {
             let is_held =
                 |link| program.holds.iter().any(|(held, hold)| *held == link && hold.strong_count() > 0);
@@ -122,5 +129,55 @@ fn comes(simulation: &mut Simulation, receiver: usize, field: &Field, now: Nanos
         }
     }
     simulation.wires.collect(receiver, now);
+    Ok(())
+}
+
+/// A program has received a field of an owner, by its link.
+fn has_received(
+    simulation: &mut Simulation,
+    receiver: usize,
+    (owner, tensor, link): (usize, TensorNumber, u64),
+    received: ReceivedTensor,
+    now: Nanos,
+) -> Result<(), Flaw> {
+    let from = (owner, FIELD);
+    let found = simulation.oracle.received(receiver, from, Turn::at(now), received.as_bytes())?;
+    if found != tensor {
+        return Err(Flaw::Other);
+    }
+    simulation.programs[receiver].held.push(Held { tensor: received, number: found, link });
+    Ok(())
+}
+
+/// Programs take the fields whose gets have ended.
+pub(crate) fn take(simulation: &mut Simulation, now: Nanos) -> Result<(), Flaw> {
+    for receiver in 0..simulation.programs.len() {
+        let program = &mut simulation.programs[receiver];
+        if !program.is_alive {
+            program.coming.clear();
+        }
+        if program.stopped_until > now {
+            continue;
+        }
+        for Coming { slot, link, owner, tensor } in std::mem::take(&mut program.coming) {
+            let program = &mut simulation.programs[receiver];
+            match slot.take() {
+                Some(Ok(arrived)) => {
+                    let received = arrived.take();
+                    program.core.leases_returned(now, link);
+                    has_received(simulation, receiver, (owner, tensor, link), received, now)?;
+                }
+                Some(Err(error)) if simulation.is_harmless => {
+                    return Err(Flaw::Unexpected(error.to_string()));
+                }
+                Some(Err(_)) => {}
+                None if !program.core.links.contains_key(&link) => {
+                    return Err(Flaw::Late("a field of a link that has ended"));
+                }
+                None => program.coming.push(Coming { slot, link, owner, tensor }),
+            }
+        }
+        simulation.wires.collect(receiver, now);
+    }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! whether the tensor is torn, is another one, or was overwritten.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use pleach_transport::Nanos;
@@ -36,6 +36,8 @@ pub(crate) enum Flaw {
     /// A tensor that was sent before the end of its step, or by a program that the call did not
     /// name.
     Stale,
+    /// A receive took the second of these tensors of a key and left the first for a later one.
+    Disorder(TensorNumber, TensorNumber),
     /// A tensor has two receivers, or one and is back with its sender.
     Twice,
     /// Memory that is read was given to another tensor.
@@ -65,14 +67,46 @@ struct Sent {
     ended: Option<Nanos>,
     has_failed: bool,
     is_received: bool,
+    /// The receive that took it.
+    turn: Option<Turn>,
     /// Programs that read it where it lies.
     readers: Vec<usize>,
+}
+
+/// When a receive came to the table of the sender.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    /// Not before this.
+    since: Nanos,
+    /// Not after this.
+    until: Nanos,
+    /// In the order of calls by this connection.
+    wire: Option<usize>,
+}
+
+impl Turn {
+    /// That of a call by this connection, which was asked and has ended at these times.
+    pub(crate) fn of_call(times: RangeInclusive<Nanos>, wire: usize) -> Self {
+        Self { since: *times.start(), until: *times.end(), wire: Some(wire) }
+    }
+
+    /// That of a receive in the sender's own program.
+    pub(crate) fn at(now: Nanos) -> Self {
+        Self { since: now, until: now, wire: None }
+    }
+
+    /// Whether it certainly came before another one.
+    fn is_before(&self, other: &Self) -> bool {
+        let is_same_wire = self.wire.is_some() && self.wire == other.wire;
+        self.until < other.since || (is_same_wire && self.since < other.since)
+    }
 }
 
 /// A call that had no tensor.
 #[derive(Clone, Copy, Debug)]
 struct Unanswered {
     receiver: usize,
+    since: Nanos,
     program: usize,
     key: usize,
     wire: usize,
@@ -86,6 +120,7 @@ pub(crate) struct Oracle {
     is_alive: Vec<bool>,
     unanswered: Vec<Unanswered>,
     in_place: usize,
+    copied: usize,
     timeouts: usize,
     lost_calls: usize,
 }
@@ -132,6 +167,7 @@ impl Oracle {
             ended: None,
             has_failed: false,
             is_received: false,
+            turn: None,
             readers: Vec::new(),
         });
         self.sent.len() - 1
@@ -168,12 +204,12 @@ impl Oracle {
         }
     }
 
-    /// A program has received these bytes for a key of another one that it asked since then.
+    /// A program has received these bytes for a key of another one.
     pub(crate) fn received(
         &mut self,
         receiver: usize,
         (program, key): (usize, usize),
-        since: Nanos,
+        turn: Turn,
         bytes: &[u8],
     ) -> Result<TensorNumber, Flaw> {
         let first = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
@@ -184,12 +220,13 @@ impl Oracle {
         if (sent.program, sent.key) != (program, key) {
             return Err(Flaw::Other);
         }
-        if sent.ended.is_some_and(|ended| ended < since) {
+        if sent.ended.is_some_and(|ended| ended < turn.since) {
             return Err(Flaw::Stale);
         }
         if std::mem::replace(&mut sent.is_received, true) || sent.has_failed {
             return Err(Flaw::Twice);
         }
+        sent.turn = Some(turn);
         debug_assert!(self.is_alive[receiver], "who has ended receives nothing");
         Ok(number)
     }
@@ -201,6 +238,11 @@ impl Oracle {
 
     pub(crate) fn end_reading(&mut self, tensor: TensorNumber, reader: usize) {
         self.sent[tensor].readers.retain(|other| *other != reader);
+    }
+
+    /// A tensor came by a get.
+    pub(crate) fn was_copied(&mut self) {
+        self.copied += 1;
     }
 
     /// A step of a program has ended: what was sent in it is for nobody who asks later.
@@ -252,17 +294,17 @@ impl Oracle {
 
     /// A call that has ended without a tensor.
     pub(crate) fn unanswered(&mut self, receiver: usize, asked: &Asked) {
-        let Asked { program, key, wire, is_mapped, .. } = *asked;
-        self.unanswered.push(Unanswered { receiver, program, key, wire, is_mapped });
+        let Asked { program, key, since, wire, is_mapped, .. } = *asked;
+        self.unanswered.push(Unanswered { receiver, since, program, key, wire, is_mapped });
     }
 
     /// Each tensor that was sent to the end of its step has a receiver, or is back, or was on its
     /// way to a receiver of which nobody knows whether it has read it: one that was killed, or one
-    /// whose bytes came over a connection that has ended.
+    /// that got it, or its bytes, over a link that has ended.
     pub(crate) fn finish(&self, is_harmless: bool, ended_early: impl Fn(usize) -> bool) -> Result<(), Flaw> {
         let mut doubtful: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for call in &self.unanswered {
-            let Unanswered { receiver, program, key, wire, is_mapped } = *call;
+            let Unanswered { receiver, program, key, wire, is_mapped, .. } = *call;
             let is_doubtful = !self.is_alive[receiver] || (!is_mapped && ended_early(wire));
             if is_doubtful && !is_harmless {
                 *doubtful.entry((program, key)).or_default() += 1;
@@ -280,18 +322,48 @@ impl Oracle {
                 _ => return Err(Flaw::Lost(number)),
             }
         }
+        self.check_order()
+    }
+
+    /// Receives of a key take its tensors in the order in which these were sent. A tensor may have
+    /// been away when a receive came that took a later one: at a call that had no tensor in the
+    /// end.
+    fn check_order(&self) -> Result<(), Flaw> {
+        for (second, later) in self.sent.iter().enumerate() {
+            let Some(taken) = later.turn else { continue };
+            let is_of_key = |program, key| (program, key) == (later.program, later.key);
+            let mut calls = self.unanswered.iter().filter(|call| is_of_key(call.program, call.key));
+            #[cfg(feature = "grpc")]
+            let is_field = later.key == FIELD;
+            #[cfg(not(feature = "grpc"))]
+            let is_field = false;
+            if is_field || calls.any(|call| call.since <= taken.until) {
+                continue;
+            }
+            for (first, earlier) in self.sent[..second].iter().enumerate() {
+                let is_late = earlier.turn.is_some_and(|turn| taken.is_before(&turn));
+                if is_late && is_of_key(earlier.program, earlier.key) {
+                    return Err(Flaw::Disorder(first, second));
+                }
+            }
+        }
         Ok(())
     }
 
     /// What was seen in another run is seen too.
     pub(crate) fn add(&mut self, other: &Self) {
         self.in_place += other.in_place;
+        self.copied += other.copied;
         self.timeouts += other.timeouts;
         self.lost_calls += other.lost_calls;
     }
 
     pub(crate) fn read_in_place(&self) -> usize {
         self.in_place
+    }
+
+    pub(crate) fn copied(&self) -> usize {
+        self.copied
     }
 
     pub(crate) fn timeouts(&self) -> usize {
