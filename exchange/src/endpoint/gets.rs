@@ -211,8 +211,8 @@ pub(crate) struct GetDevice {
     bindings: BTreeMap<u64, Binding>,
     /// That of the last get or binding.
     last_number: u64,
-    /// Transfers for which the device has no room.
-    waiting: VecDeque<(Rank, Transfer, u64)>,
+    /// Transfers for which a queue has no room, by rank: one that is stopped holds up no other.
+    waiting: BTreeMap<Rank, VecDeque<(Transfer, u64)>>,
     ended: Vec<GetEvent>,
     events: Vec<Event>,
     /// Whether its wake source wakes the endpoint's thread.
@@ -268,7 +268,7 @@ impl GetDevice {
             gets: BTreeMap::new(),
             bindings: BTreeMap::new(),
             last_number: 0,
-            waiting: VecDeque::new(),
+            waiting: BTreeMap::new(),
             ended: Vec::new(),
             events: Vec::with_capacity(EVENTS_AT_ONCE),
             is_watched: false,
@@ -444,13 +444,14 @@ impl GetDevice {
         let result = destination.as_ref().map(drop).map_err(Clone::clone);
         let mut transfers = 0;
         if let Ok(dst) = destination {
+            let waiting = self.waiting.entry(rank).or_default();
             let most = self.device.info().transfer_bytes_max;
             let mut start = 0;
             while start < src.len {
                 let end = (start + most).min(src.len);
                 let part = src.slice(start..end).ok().zip(dst.slice(start as usize..end as usize).ok());
                 let (src, dst) = part.expect("both are as long as the tensor");
-                self.waiting.push_back((rank, Transfer::Get { src, dst }, number));
+                waiting.push_back((Transfer::Get { src, dst }, number));
                 (start, transfers) = (end, transfers + 1);
             }
         }
@@ -459,7 +460,7 @@ impl GetDevice {
             return self.end(under_way);
         }
         self.gets.insert(number, under_way);
-        self.submit_waiting();
+        self.submit_waiting(rank);
     }
 
     /// The destination of a get: in the arena, or in memory of its own.
@@ -478,17 +479,19 @@ impl GetDevice {
         region.slice(start..start + buffer.len()).map_err(|error| error.to_string())
     }
 
-    fn submit_waiting(&mut self) {
-        while let Some((rank, transfer, number)) = self.waiting.pop_front() {
+    /// Submits the transfers that wait for a rank, as far as its queue has room.
+    fn submit_waiting(&mut self, rank: Rank) {
+        while let Some((transfer, number)) = self.waiting.get_mut(&rank).and_then(VecDeque::pop_front) {
             match self.device.submit(rank, transfer.clone(), TransferId(number)) {
                 Ok(Submitted::UnderWay) => {}
                 Ok(Submitted::Ended(_)) => self.transfer_ended(number, Ok(())),
                 Err(SubmitError::QueueFull { .. }) => {
-                    return self.waiting.push_front((rank, transfer, number));
+                    return self.waiting.entry(rank).or_default().push_front((transfer, number));
                 }
                 Err(error) => self.transfer_ended(number, Err(error.to_string())),
             }
         }
+        self.waiting.remove(&rank);
     }
 
     fn binding_ended(&mut self, binding: Binding, result: Result<(), String>) {
@@ -555,7 +558,8 @@ impl GetDevice {
                 self.event(event);
             }
             self.events.reserve_exact(EVENTS_AT_ONCE);
-            self.submit_waiting();
+            let ranks: Vec<Rank> = self.waiting.keys().copied().collect();
+            ranks.into_iter().for_each(|rank| self.submit_waiting(rank));
         }
         std::mem::take(&mut self.ended)
     }
@@ -605,9 +609,16 @@ pub(crate) fn has_rdma_devices() -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use pleach_transport::HostMemory;
+    use pleach_transport::sim::{Network, Options, World};
+    use pleach_vocabulary::DataType;
 
     use super::*;
     use crate::arena::ArenaLimits;
+    use crate::endpoint::returns::Returns;
+    use crate::endpoint::simulated::GetPlan;
+    use crate::endpoint::slot::Slot;
+    use crate::key::Key;
+    use crate::lease::LeaseHolder;
     use crate::reference::LeaseNumber;
 
     const LEN: usize = 4096;
@@ -696,5 +707,83 @@ mod tests {
         buffer.as_bytes_mut().fill(2);
         assert!(!get(&mut devices[0], peer, src, &own), "the lease is back");
         assert_eq!(own.to_vec(), [1; LEN], "and nothing was read");
+    }
+
+    /// A lease of a peer, and where its bytes are registered.
+    struct LentBytes {
+        reference: Reference,
+        part: RegisteredPart,
+        _buffer: LendableBuffer,
+    }
+
+    fn lend(device: &mut GetDevice, rank: Rank, link: LinkId, value: u8) -> LentBytes {
+        let memory = LendableMemory::new(ArenaLimits::default());
+        let mut buffer = memory.allocate(LEN).expect("there is memory");
+        buffer.as_bytes_mut().fill(value);
+        let key = RegionKey(buffer.arena().expect("lies in the arena").number());
+        let slice = RemoteSlice { key, offset: buffer.range().start, len: LEN as u64 };
+        let reference = Reference { link, lease: LeaseNumber { slot: 0, generation: 1 }, slice };
+        let part = device.lend_at_once(&memory, rank, &reference).expect("is registered");
+        LentBytes { reference, part, _buffer: buffer }
+    }
+
+    fn begin(device: &mut GetDevice, memory: &Arc<LendableMemory>, peer: Rank, lent: &LentBytes) {
+        let Reference { link, slice, .. } = lent.reference;
+        let mut holder = LeaseHolder::new(link, 1, Arc::new(Returns::new(1)));
+        holder.add_region(slice.key, 1 << 40).expect("is the first");
+        let lease = holder.accept(&lent.reference).expect("is good");
+        let key = Key::new(1, "w").expect("a good name");
+        let (slot, since, deadline) = (Arc::new(Slot::new()), Nanos::ZERO, Nanos(u64::MAX));
+        let receive = WaitingReceive { key, slot, since, deadline, is_field: false };
+        let shape = TensorShape::new(DataType::U8, &[LEN]).expect("is small");
+        let buffer = memory.allocate(LEN).expect("there is memory");
+        let get = Get { link: link.0, receive, lease, shape, buffer };
+        device.begin(memory, peer, lent.part.of(slice).expect("is in the part"), Box::new(get));
+    }
+
+    #[test]
+    fn a_peer_that_is_stopped_and_has_a_full_queue_keeps_up_no_get_from_another() {
+        let network = Network::star(4, 1_000_000_000, Duration::from_micros(2));
+        let world = World::new(Options { queue_depth: 1, ..Options::new(network, 1) });
+        let mut plan = GetPlan::new(world.clone(), 4);
+        let links = [LinkId(1), LinkId(2)];
+        let (mut devices, mut ends) = (Vec::new(), Vec::new());
+        for (link, peer) in links.into_iter().zip([1, 2]) {
+            let ([own, other], opened) = plan.link(link, [0, peer]).expect("there are ranks");
+            devices.extend(opened.into_iter().map(|(_, device)| device));
+            for (device, rank) in [(0, other), (peer, own)] {
+                let taken = devices[device].take_rank(Fabric::Tcp, link, link.0);
+                assert_eq!(taken, Some(rank));
+                devices[device].meet(rank, Meeting::Await).expect("starts");
+            }
+            ends.push([other, own]);
+        }
+        let polls = |devices: &mut [GetDevice], which: &[usize]| {
+            let mut events = Vec::new();
+            loop {
+                which.iter().for_each(|device| events.extend(devices[*device].poll(world.now())));
+                if !world.advance(None) {
+                    return events;
+                }
+            }
+        };
+        let connected = polls(&mut devices, &[0, 1, 2]);
+        assert_eq!(connected.iter().filter(|event| matches!(event, GetEvent::Connected { .. })).count(), 4);
+
+        let stopped = lend(&mut devices[1], ends[0][1], links[0], 1);
+        let other = lend(&mut devices[2], ends[1][1], links[1], 2);
+        let memory = LendableMemory::new(ArenaLimits::default());
+        for (end, lent) in [(0, &stopped), (0, &stopped), (1, &other)] {
+            begin(&mut devices[0], &memory, ends[end][0], lent);
+        }
+        let ended = |events: &[GetEvent]| -> Vec<u8> {
+            let ended = events.iter().filter_map(|event| match event {
+                GetEvent::Ended { get, result: Ok(()) } => Some(get.buffer.as_bytes()[LEN - 1]),
+                _ => None,
+            });
+            ended.collect()
+        };
+        assert_eq!(ended(&polls(&mut devices, &[0, 2])), [2]);
+        assert_eq!(ended(&polls(&mut devices, &[0, 1])), [1, 1], "when it goes on");
     }
 }
