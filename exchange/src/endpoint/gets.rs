@@ -533,9 +533,14 @@ impl GetDevice {
         }
     }
 
-    /// The receives whose gets are under way, with their links.
+    /// The receives whose gets are under way, or have ended since the last poll, with their links.
     pub(crate) fn receives(&self) -> impl Iterator<Item = (u64, &WaitingReceive)> {
-        self.gets.values().map(|under_way| (under_way.get.link, &under_way.get.receive))
+        let under_way = self.gets.values().map(|under_way| &under_way.get);
+        let ended = self.ended.iter().filter_map(|event| match event {
+            GetEvent::Ended { get, .. } => Some(get),
+            _ => None,
+        });
+        under_way.chain(ended).map(|get| (get.link, &get.receive))
     }
 
     /// Severs the other end of a link that has ended. `lent_to`: its leases are back when the fence

@@ -173,6 +173,32 @@ fn a_link_that_ends_gives_its_gets_to_nobody_and_its_leases_back() {
 }
 
 #[test]
+fn a_get_that_has_failed_ends_its_call_with_the_link_that_ends_before_it_is_looked_at() {
+    let (mut cores, numbers) = linked_by_gets();
+    let mut buffer = cores[1].memory.allocate(128).expect("there is memory");
+    buffer.as_bytes_mut().fill(1);
+    let shape = TensorShape::new(DataType::U8, &[128]).expect("is small");
+    cores[1].send(clock::now(), &key(), SharedTensor::of_bytes(buffer, shape), LATER);
+    let (_, slot) = cores[0].ask(clock::now(), numbers[0], &key(), 7, LATER).expect("is linked");
+    until(&mut cores, numbers, |cores| cores[1].counts().bytes_lent > 0);
+    // The device begins no get, as where it has lost the peer.
+    let rank = cores[0].links[&numbers[0]].pair.as_ref().expect("has gets").rank;
+    cores[0].devices.values_mut().for_each(|device| device.sever(rank, None));
+    let limit = clock::now() + Duration::from_secs(30);
+    let waits = |core: &Core| match &core.links[&numbers[0]].side {
+        LinkSide::Receiver(side) => !side.waiting.is_empty(),
+        LinkSide::Sender => false,
+    };
+    while waits(&cores[0]) {
+        assert!(clock::now() < limit, "it takes too long");
+        cores[0].pump(clock::now(), numbers[0]);
+    }
+    cores[0].close_link(clock::now(), numbers[0]);
+    let error = slot.take().expect("the link has ended").err().expect("and the call with it");
+    assert!(error.to_string().contains("'w' of step 1"), "{error}");
+}
+
+#[test]
 fn an_answer_waits_until_its_lease_can_be_got() {
     let (mut cores, numbers) = linked_by_gets();
     let asked = cores[0].ask(clock::now(), numbers[0], &key(), 7, LATER);
