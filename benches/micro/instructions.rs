@@ -5,7 +5,8 @@
 //! are the same each time. Both ends are driven by one thread, so that nobody waits and nothing
 //! depends on chance: what is counted is what the rank does that comes last to an all-reduce, from
 //! the call to its result, and both ends of a put and of a signal. A rank that is alone shows the
-//! cost of the C ABI over the Rust call: the difference of both.
+//! cost of the C ABI over the Rust call: the difference of both. Of an allocation only what the
+//! allocator of programs that run graphs adds to the system's is told, as systems differ.
 //!
 //! The processor counts: while its trap flag is set it raises a signal after each instruction. So
 //! what is counted is the program as it runs, with the instructions that this processor has.
@@ -18,6 +19,7 @@
 //! written anew. On another architecture it says so and ends well.
 #![allow(unsafe_code)] // the trap flag
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -34,6 +36,7 @@ use pleach_ffi::comm::{pleachComm_t, pleachCommDestroy, pleachCommInitRank};
 use pleach_ffi::pleachResult_t::pleachSuccess;
 use pleach_ffi::types::{pleachFloat64, pleachSum};
 use pleach_ffi::unique_id::{PLEACH_UNIQUE_ID_BYTES, pleachGetUniqueId, pleachUniqueId};
+use pleach_graph_analyzer::run::TracingAllocator;
 use pleach_transport::device::{Device, LossCause, Responder, Source, Submitted, Transfer, TransferId};
 use pleach_transport::rendezvous::{
     Fabric, FabricChoice, JoinOptions, Joined, Launcher, Rendezvous, World, join,
@@ -67,6 +70,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut found = vec![("all-reduce, last to come", median(all_reduce()))];
+    let [system, tracing] = allocations().map(median);
+    found.push(("allocation, without a tracer", tracing.saturating_sub(system)));
     for (path, counts) in alone().into_iter().chain(signals()).chain(puts()) {
         found.push((path, median(counts)));
     }
@@ -239,6 +244,28 @@ fn c_call(comm: pleachComm_t, data: &mut [f64]) {
     // SAFETY: one element, which nobody else uses.
     let result = unsafe { pleachAllReduce(data, data, 1, pleachFloat64, pleachSum, comm, ptr::null_mut()) };
     assert_eq!(result, pleachSuccess);
+}
+
+/// An allocation and its end by the system's allocator, and by the one of programs that run graphs
+/// while it traces nothing.
+fn allocations() -> [Vec<u64>; 2] {
+    let (mut system, mut tracing) = (Vec::new(), Vec::new());
+    for _ in 0..WARM_UP + CALLS {
+        system.push(steps::counted(|| allocate(&System)).1);
+        tracing.push(steps::counted(|| allocate(&TracingAllocator)).1);
+    }
+    [system, tracing]
+}
+
+#[inline(never)]
+fn allocate<A: GlobalAlloc>(allocator: &A) {
+    let layout = black_box(Layout::new::<[u64; 8]>());
+    // SAFETY: the layout is not empty, and the memory is given back once.
+    unsafe {
+        let address = black_box(allocator.alloc(layout));
+        assert!(!address.is_null(), "64 bytes");
+        allocator.dealloc(address, layout);
+    }
 }
 
 fn signals() -> [(&'static str, Vec<u64>); 2] {

@@ -128,6 +128,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         &[
             "pleach-collectives",
             "pleach-ffi",
+            "pleach-graph-analyzer",
             "pleach-packing",
             "pleach-schedule",
             "pleach-transport",
