@@ -352,6 +352,12 @@ fn a_process_is_refused_where_members_have_nothing_in_common_and_they_go_on() {
     }
 }
 
+/// The time of a step that takes long.
+#[expect(clippy::disallowed_methods, reason = "a rank that computes")]
+fn pause() {
+    thread::sleep(STEP_BEFORE);
+}
+
 /// Trains with the data of its seat, slowly until all members have come. Says when it makes its
 /// second step. Returns the steps that it has made.
 fn train_beside_a_newcomer(
@@ -369,7 +375,7 @@ fn train_beside_a_newcomer(
     while let Some(mut step) = trainer.step()? {
         let (number, (_, ranks)) = (step.number(), step.members());
         if ranks < RANKS {
-            thread::sleep(STEP_BEFORE);
+            pause();
         }
         if computed.len() == 1 {
             begins.send(()).expect("the test listens");
