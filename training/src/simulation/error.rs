@@ -64,7 +64,8 @@ pub enum SimulationError {
         /// The first rank that is missing.
         missing: Rank,
     },
-    /// A rank has ended ([`Fault::RankDeath`]), and another one does not go on without it.
+    /// A rank has ended, by [`Fault::RankDeath`](super::faults::Fault::RankDeath), and another one
+    /// does not go on without it.
     #[error(
         "rank {lost} has ended before step {at}, and rank {rank} stands before step {step}: the scheme waits for it; take \
          one that does not wait, as gossip, or train in a session (pleach train --elastic)"
@@ -118,7 +119,7 @@ pub enum SimulationError {
     Checkpoint {
         /// The rank.
         rank: Rank,
-        /// The [`CheckpointError`] as text.
+        /// The [`CheckpointError`](crate::checkpoint::CheckpointError) as text.
         reason: String,
     },
     /// The loss is not finite.

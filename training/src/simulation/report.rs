@@ -52,9 +52,10 @@ pub struct Simulated {
     pub steps: u64,
     /// Whether it came to its end.
     pub has_ended: bool,
-    /// The rank that has ended before the others ([`Fault::RankDeath`]), and the step that it did
-    /// not make. The others have made all their steps, if the simulation was not broken off, and
-    /// the last exchange was not made. What is said of all ranks is said of the others.
+    /// The rank that has ended before the others, by
+    /// [`Fault::RankDeath`](super::faults::Fault::RankDeath), and the step that it did not make. The
+    /// others have made all their steps, if the simulation was not broken off, and the last
+    /// exchange was not made. What is said of all ranks is said of the others.
     pub lost: Option<(Rank, u64)>,
     /// The share of time in which ranks had nothing to compute.
     pub wait_share: f64,
