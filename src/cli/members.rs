@@ -22,6 +22,7 @@ const LIMIT: Duration = Duration::from_secs(15);
     after_help = "Examples:\n  pleach members tcp://10.0.0.1:4000\n  pleach members etcd://10.0.0.9:2379/jobs/one --drain 3\n  \
     pleach members file:///shared/job --certify 10.0.0.2\n\n\
     The job's secret is that of PLEACH_SECRET_FILE. 'epoch' and 'step' are those of the member that answers.\n\
+    'healing 40 %' is a member that has read so much of the states of the job.\n\
     --certify says that processes have ended: their host is lost for good, or you have ended them. Then the others go on\n\
     without them even where they are half or fewer. If such a process lives after all, its job and this one go on apart."
 )]
@@ -41,14 +42,11 @@ pub(crate) struct Arguments {
 
 /// Runs `pleach members`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let secret = std::env::var_os("PLEACH_SECRET_FILE").filter(|path| !path.is_empty());
-    let secret = secret.map(|path| Secret::from_file(path.as_ref())).transpose();
-    let secret = secret.map_err(CommandError::usage)?;
-    let world = World { rendezvous: Some(arguments.address.clone()), secret, ..World::alone() };
+    let world = asker(&arguments.address)?;
     if let Some(seat) = arguments.drain {
         drain(&world, Seat(seat), LIMIT).map_err(failed)?;
     }
-    let rows = members(&world, LIMIT).map_err(failed)?;
+    let rows = members_of(&world).map_err(failed)?;
     let mut certified = Vec::new();
     if let Some(named) = &arguments.certify {
         certified = chosen(&rows, named)?;
@@ -60,6 +58,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         return print_json("members", &to_json(&rows, arguments.drain, &certified));
     }
     print("members", &to_text(&rows, arguments.drain, &certified))
+}
+
+/// Whoever asks the job at this address, with the secret of the environment.
+pub(crate) fn asker(address: &Rendezvous) -> Result<World, CommandError> {
+    let secret = std::env::var_os("PLEACH_SECRET_FILE").filter(|path| !path.is_empty());
+    let secret = secret.map(|path| Secret::from_file(path.as_ref())).transpose();
+    let secret = secret.map_err(CommandError::usage)?;
+    Ok(World { rendezvous: Some(address.clone()), secret, ..World::alone() })
+}
+
+/// The processes of the job, by seats.
+pub(crate) fn members_of(asker: &World) -> Result<Vec<MemberRow>, AskError> {
+    members(asker, LIMIT)
 }
 
 fn failed(error: AskError) -> CommandError {
@@ -84,22 +95,24 @@ fn chosen(rows: &[MemberRow], named: &str) -> Result<Vec<Process>, CommandError>
 }
 
 fn to_json(rows: &[MemberRow], drained: Option<u32>, certified: &[Process]) -> Value {
-    let row = |row: &MemberRow| {
-        json!({
-            "seat": row.process.seat.0,
-            "host": row.host,
-            "incarnation": format!("{:016x}", row.process.incarnation.0),
-            "epoch": row.epoch,
-            "step": row.step,
-            "state": row.state.to_string(),
-        })
-    };
-    let rows: Vec<Value> = rows.iter().map(row).collect();
+    let rows: Vec<Value> = rows.iter().map(row_to_json).collect();
     let certified: Vec<u32> = certified.iter().map(|process| process.seat.0).collect();
     json!({ "members": rows, "drained": drained, "certified": certified })
 }
 
-fn to_text(rows: &[MemberRow], drained: Option<u32>, certified: &[Process]) -> String {
+pub(crate) fn row_to_json(row: &MemberRow) -> Value {
+    json!({
+        "seat": row.process.seat.0,
+        "host": row.host,
+        "incarnation": format!("{:016x}", row.process.incarnation.0),
+        "epoch": row.epoch,
+        "step": row.step,
+        "state": row.state.to_string(),
+    })
+}
+
+/// The table of the processes, a line each.
+pub(crate) fn table(rows: &[MemberRow]) -> String {
     let width = rows.iter().map(|row| row.host.len()).max().unwrap_or(0).max(4);
     let mut text = String::new();
     put!(text, "seat  {:width$}  incarnation       epoch  step      state", "host");
@@ -110,6 +123,11 @@ fn to_text(rows: &[MemberRow], drained: Option<u32>, certified: &[Process]) -> S
         let host = visible(host);
         put!(text, "{seat:4}  {host:width$}  {incarnation:016x}  {epoch:>5}  {step:<8}  {state}");
     }
+    text
+}
+
+fn to_text(rows: &[MemberRow], drained: Option<u32>, certified: &[Process]) -> String {
+    let mut text = table(rows);
     if let Some(seat) = drained {
         put!(text, "seat {seat} was asked to leave");
     }

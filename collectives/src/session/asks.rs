@@ -65,6 +65,11 @@ pub enum MemberState {
     Member,
     /// It waits to join.
     Joining,
+    /// It is a member that reads the states of the job from the others.
+    Healing {
+        /// How much of them it has read, in percent of their bytes.
+        percent: u8,
+    },
     /// It is a member that leaves at the end of a step.
     Leaving,
     /// It is a member that the member which answers does not reach.
@@ -73,12 +78,13 @@ pub enum MemberState {
 
 impl fmt::Display for MemberState {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Member => "member",
-            Self::Joining => "joining",
-            Self::Leaving => "leaving",
-            Self::Suspected => "suspected",
-        })
+        match self {
+            Self::Member => formatter.write_str("member"),
+            Self::Joining => formatter.write_str("joining"),
+            Self::Healing { percent } => write!(formatter, "healing {percent} %"),
+            Self::Leaving => formatter.write_str("leaving"),
+            Self::Suspected => formatter.write_str("suspected"),
+        }
     }
 }
 
@@ -115,7 +121,13 @@ impl Reply {
                 let MemberRow { process, host, epoch, step, state } = row;
                 let writer = writer.u32(process.seat.0).u64(process.incarnation.0).bytes(host.as_bytes());
                 let writer = writer.u8(u8::from(epoch.is_some())).u64(epoch.unwrap_or(0)).u64(*step);
-                writer.u8(*state as u8)
+                match *state {
+                    MemberState::Member => writer.u8(0),
+                    MemberState::Joining => writer.u8(1),
+                    MemberState::Leaving => writer.u8(2),
+                    MemberState::Suspected => writer.u8(3),
+                    MemberState::Healing { percent } => writer.u8(4).u8(percent),
+                }
             }),
         }
         .finish()
@@ -152,6 +164,9 @@ fn take_row(reader: &mut Reader<'_>) -> Result<MemberRow, Malformed> {
         1 => MemberState::Joining,
         2 => MemberState::Leaving,
         3 => MemberState::Suspected,
+        4 => MemberState::Healing {
+            percent: Some(reader.u8()?).filter(|percent| *percent <= 100).ok_or(Malformed)?,
+        },
         _ => return Err(Malformed),
     };
     Ok(MemberRow { process, host, epoch, step, state })
@@ -246,8 +261,8 @@ mod tests {
         }
         let row = |state| MemberRow { process, host: "10.0.0.1".to_owned(), epoch: Some(4), step: 9, state };
         let waiting = MemberRow { epoch: None, ..row(MemberState::Joining) };
-        let rows =
-            vec![row(MemberState::Member), row(MemberState::Leaving), waiting, row(MemberState::Suspected)];
+        let states = [MemberState::Leaving, MemberState::Suspected, MemberState::Healing { percent: 40 }];
+        let rows = [MemberState::Member].into_iter().chain(states).map(row).chain([waiting]).collect();
         for reply in [Reply::Done, Reply::Refused("no".to_owned()), Reply::Members(rows)] {
             let bytes = reply.encode();
             assert_eq!(Reply::decode(&bytes), Ok(reply));

@@ -40,6 +40,8 @@ pub(crate) enum Said {
     States { has_them: bool, hides: bool, layout: u64 },
     /// Where its manifest is.
     Manifest(RemoteSlice),
+    /// It has read so much of them, in percent.
+    Read { percent: u8 },
     /// It has them now.
     Healed,
     /// The hash of all its states, before a step; `None`: it has not read them.
@@ -56,6 +58,7 @@ impl Said {
             Self::Healed => writer.u8(2),
             Self::Audit { step, hash: Some(hash) } => writer.u8(3).u64(step).u64(hash),
             Self::Audit { step, hash: None } => writer.u8(4).u64(step),
+            Self::Read { percent } => writer.u8(5).u8(percent),
         }
     }
 
@@ -72,6 +75,9 @@ impl Said {
             2 => Self::Healed,
             3 => Self::Audit { step: reader.u64()?, hash: Some(reader.u64()?) },
             4 => Self::Audit { step: reader.u64()?, hash: None },
+            5 => {
+                Self::Read { percent: Some(reader.u8()?).filter(|percent| *percent <= 100).ok_or(Malformed)? }
+            }
             _ => return Err(Malformed),
         })
     }
@@ -302,6 +308,7 @@ mod tests {
             Said::States { has_them: true, hides: false, layout: 5 },
             Said::States { has_them: false, hides: true, layout: 5 },
             Said::Manifest(slice),
+            Said::Read { percent: 40 },
             Said::Healed,
             Said::Audit { step: 3, hash: Some(4) },
             Said::Audit { step: 3, hash: None },
@@ -311,6 +318,8 @@ mod tests {
             assert_eq!(Said::take(&mut Reader::new(&bytes)), Ok(said));
             assert_eq!(Said::take(&mut Reader::new(&bytes[..bytes.len() - 1])), Err(Malformed));
         }
+        let beyond = Said::Read { percent: 101 }.put(Writer::default()).finish();
+        assert_eq!(Said::take(&mut Reader::new(&beyond)), Err(Malformed));
     }
 
     #[test]

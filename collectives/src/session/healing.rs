@@ -28,6 +28,9 @@ const BLOCKS_AT_ONCE: usize = 2;
 /// to refuse.
 const TRIES_MAX: usize = 8;
 
+/// How often a process says at most how much of the states it has read.
+const SHARE_INTERVAL: Duration = Duration::from_millis(100);
+
 /// How often a member looks at its device while another process reads its states behind a step: on
 /// some fabrics gets need polls of both ends.
 const LENDING_INTERVAL: Duration = Duration::from_micros(200);
@@ -394,6 +397,7 @@ impl Healing {
     }
 
     fn say(&self, to: &[Process], said: Said) {
+        self.incoming.take_said(self.own.seat.0, self.record.number(), said);
         let ranks: Vec<Rank> = to.iter().map(|process| process.seat.0).collect();
         self.member.post(&ranks, &of_said(self.record.number(), said));
     }
@@ -476,6 +480,15 @@ fn is_healed(said: Said) -> Option<()> {
     matches!(said, Said::Healed).then_some(())
 }
 
+/// How much of these blocks has come, in percent of their bytes.
+fn share_read(blocks: &[(usize, Range<usize>)], has_come: &[bool]) -> u8 {
+    let all: usize = blocks.iter().map(|(_, bytes)| bytes.len()).sum();
+    let read = blocks.iter().zip(has_come).filter(|(_, has_come)| **has_come);
+    let read: usize = read.map(|((_, bytes), _)| bytes.len()).sum();
+    // Of 100 at most.
+    if all == 0 { 100 } else { (read as u128 * 100 / all as u128) as u8 }
+}
+
 /// The read of all blocks.
 struct Reading<'a> {
     healing: &'a Healing,
@@ -491,6 +504,7 @@ impl Reading<'_> {
     /// Reads what has not come; false: the epoch is over before.
     fn run(&mut self) -> Result<bool, SessionError> {
         let began = clock::now();
+        let mut told_at = began;
         // Blocks, and how often each was tried.
         let mut waiting: VecDeque<(usize, usize)> = VecDeque::new();
         for block in 0..self.blocks.len() {
@@ -533,6 +547,11 @@ impl Reading<'_> {
                     Some((block, tried)) => is_refused |= self.refused(block, tried, &mut waiting)?,
                     None => {}
                 }
+            }
+            if clock::now().since(told_at) >= SHARE_INTERVAL {
+                told_at = clock::now();
+                let percent = share_read(self.blocks, &self.kept.has_come);
+                self.healing.say(&self.healing.others(), Said::Read { percent });
             }
             self.healing.pause();
         }
@@ -619,5 +638,19 @@ impl Reading<'_> {
         }
         waiting.push_back((block, tried + 1));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_that_was_read_is_that_of_the_bytes() {
+        let blocks = [(0, 0..60), (0, 60..90), (1, 0..10)];
+        let share = |has_come: [bool; 3]| share_read(&blocks, &has_come);
+        assert_eq!([share([false; 3]), share([true; 3])], [0, 100]);
+        assert_eq!([share([false, true, false]), share([false, true, true])], [30, 40]);
+        assert_eq!(share_read(&[], &[]), 100, "there is nothing to read");
     }
 }

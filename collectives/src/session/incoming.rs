@@ -69,6 +69,8 @@ struct State {
     slots: BTreeMap<Rank, (u64, u16)>,
     /// By rank: what it has said last about states, and in which epochs.
     said: BTreeMap<Rank, VecDeque<(u64, Said)>>,
+    /// By rank: how much of the states it has by its own word, in percent, and in which epoch.
+    shares: BTreeMap<Rank, (u64, u8)>,
 }
 
 /// See the module. The responder of the session's device.
@@ -145,6 +147,35 @@ impl Incoming {
         state.said.get(&rank)?.iter().rev().find_map(|(epoch, said)| pick(*epoch, *said))
     }
 
+    /// A rank says something about states. This process takes its own word too, so that it can tell
+    /// of all.
+    pub(crate) fn take_said(&self, rank: Rank, epoch: u64, said: Said) {
+        let mut state = lock(&self.state);
+        let share = match said {
+            Said::States { has_them, .. } => Some(if has_them { 100 } else { 0 }),
+            Said::Read { percent } => Some(percent),
+            Said::Healed => Some(100),
+            Said::Manifest(_) | Said::Audit { .. } => None,
+        };
+        if let Some(share) = share {
+            state.shares.insert(rank, (epoch, share));
+        }
+        // Nobody waits for a share, and there are many.
+        if !matches!(said, Said::Read { .. }) {
+            let all = state.said.entry(rank).or_default();
+            if all.len() == SAID_MAX {
+                all.pop_front();
+            }
+            all.push_back((epoch, said));
+        }
+    }
+
+    /// How much of the states a rank has, in percent, if it has said so in this epoch or later.
+    pub(crate) fn share(&self, rank: Rank, since: u64) -> Option<u8> {
+        let state = lock(&self.state);
+        state.shares.get(&rank).filter(|(epoch, _)| *epoch >= since).map(|(_, share)| *share)
+    }
+
     /// By rank of the epoch of a record: below which signal slot it has signalled before; `None`:
     /// it has not told.
     pub(crate) fn used_slots(&self, record: u64, ranks: &[Rank]) -> Vec<Option<u16>> {
@@ -204,14 +235,11 @@ impl Responder for Incoming {
                 None
             }
             Envelope::Said(epoch, said) => {
-                let mut state = lock(&self.state);
-                let all = state.said.entry(from).or_default();
-                if all.len() == SAID_MAX {
-                    all.pop_front();
+                self.take_said(from, epoch, said);
+                // Who waits for states does not wait for a share of them.
+                if !matches!(said, Said::Read { .. }) {
+                    self.wake();
                 }
-                all.push_back((epoch, said));
-                drop(state);
-                self.wake();
                 None
             }
             Envelope::Newcomer(neighbour) => {

@@ -21,7 +21,7 @@ fn asker(address: &str) -> World {
 }
 
 /// Asks until the members are as wanted.
-fn await_members(asker: &World, wanted: impl Fn(&[MemberRow]) -> bool) -> Vec<MemberRow> {
+fn await_members(asker: &World, mut wanted: impl FnMut(&[MemberRow]) -> bool) -> Vec<MemberRow> {
     let until = now() + Duration::from_secs(60);
     loop {
         let found = members(asker, LIMIT);
@@ -67,6 +67,35 @@ fn members_are_named_and_one_leaves_that_is_asked_to() {
     job.finish();
     job.check();
     assert_eq!(job.retries(2), 0, "leaving costs the others no retry");
+}
+
+/// A process that joins has none of the states until it has read them, and says how far it is.
+#[test]
+fn who_joins_is_healing_until_it_has_the_states() {
+    let address = format!("tcp://127.0.0.1:{}", reserve(1));
+    let (mut job, asker) = (start(&address, 2, &["state=4000000"]), asker(&address));
+    job.await_step(0, 3);
+    let joined = job.spawn(2, &["holds=1"]);
+    job.await_told(joined, |told| matches!(told, Told::Joined(_)));
+    let is_of_three = |rows: &[MemberRow]| rows.len() == 3 && rows.iter().all(|row| row.epoch == Some(1));
+    let rows = await_members(&asker, is_of_three);
+    let states: Vec<String> = rows.iter().map(|row| row.state.to_string()).collect();
+    assert_eq!(states, ["member", "member", "healing 0 %"]);
+    job.let_go_on();
+    let mut shares = vec![0];
+    await_members(&asker, |rows| {
+        for row in rows {
+            if let MemberState::Healing { percent } = row.state {
+                assert_eq!(row.process.seat, Seat(2), "the others have them: {rows:?}");
+                shares.push(percent);
+            }
+        }
+        are(rows, 3, MemberState::Member)
+    });
+    assert!(shares.is_sorted() && shares.iter().all(|percent| *percent < 100), "{shares:?}");
+    job.await_all_of(&[0, 1, joined]);
+    job.finish();
+    job.check();
 }
 
 /// Half of the hosts are lost, no witness says so, and no store makes records: the others wait

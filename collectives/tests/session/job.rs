@@ -15,7 +15,7 @@ use std::time::Duration;
 use pleach_transport::clock;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::member::{ENOUGH, MARK, VARIABLE};
+use super::member::{ENOUGH, GO_ON, MARK, VARIABLE};
 
 /// How long anything may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -225,6 +225,11 @@ impl Job {
         for &seat in seats {
             self.await_told(seat, is_wanted);
         }
+    }
+
+    /// Lets those begin that hold on before their first step.
+    pub(crate) fn let_go_on(&self) {
+        std::fs::write(self.folder.join(GO_ON), []).expect("the folder is there");
     }
 
     /// Says that it is enough, and waits until all have ended: well, but for those that were

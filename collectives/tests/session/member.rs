@@ -2,6 +2,8 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use pleach_collectives::session::{Heal, Process};
@@ -22,11 +24,17 @@ pub(crate) const MARK: &str = "@";
 /// The file in the job's folder that says that it is enough.
 pub(crate) const ENOUGH: &str = "enough";
 
+/// The file in the job's folder that says that those may begin which hold on before their first step.
+pub(crate) const GO_ON: &str = "go-on";
+
 /// Elements that each step sums, besides the first two.
 const ELEMENTS: usize = 50_000;
 
 /// Elements of a watched buffer.
 const WATCHED: usize = 100_000;
+
+/// Whether a signal has said that calls are interrupted.
+static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 struct Settings {
     /// Zero: until the test says that it is enough.
@@ -54,6 +62,12 @@ struct Settings {
     gathers: bool,
     /// Whether it leaves before its first step.
     leaves_unread: bool,
+    /// Seat and step: stops itself when the calls of that step are done.
+    stops: Option<(u32, u64)>,
+    /// Whether steps make no calls.
+    is_idle: bool,
+    /// Whether it waits before its first step until the test says that it may go on.
+    holds: bool,
     /// Where ranks meet: an address, or `folder` for the job's folder with its registers. A folder
     /// without registers unless set.
     meet: Option<String>,
@@ -90,6 +104,9 @@ impl Settings {
             heal_wait: Duration::from_secs(60),
             gathers: false,
             leaves_unread: false,
+            stops: None,
+            is_idle: false,
+            holds: false,
             meet: None,
             secret: None,
             quorum_wait: Duration::from_secs(5),
@@ -113,6 +130,9 @@ impl Settings {
                 "heal-wait" => settings.heal_wait = Duration::from_millis(number()),
                 "gathers" => settings.gathers = true,
                 "unread" => settings.leaves_unread = true,
+                "stops" => settings.stops = seat_and_step(value),
+                "idle" => settings.is_idle = true,
+                "holds" => settings.holds = true,
                 "meet" => settings.meet = Some(value.to_owned()),
                 "secret" => settings.secret = Some(number() as u8),
                 "quorum" => settings.quorum_wait = Duration::from_millis(number()),
@@ -188,6 +208,8 @@ fn end(error: &SessionError) {
         SessionError::Store { .. } => "Store",
         SessionError::TooFew { .. } => "TooFew",
         SessionError::Step { .. } => "Step",
+        SessionError::Interrupted => "Interrupted",
+        SessionError::Left => "Left",
         SessionError::StatesDiffer { .. } => "StatesDiffer",
         SessionError::StatesNotRead { .. } => "StatesNotRead",
         SessionError::Diverged { members, .. } => {
@@ -226,6 +248,23 @@ fn look_at_neutral(group: &Group, seat: u32, bits: u64, step: u64) -> Result<(),
     Ok(())
 }
 
+/// Steps that only their verdicts connect with those of others: so many, or (zero) until it is told
+/// to leave.
+fn make_idle_steps(mut session: Session, steps: u64) {
+    while steps == 0 || session.step() < steps {
+        match session.attempt(|_, _| Ok(())) {
+            Ok(Verdict::Committed) => say(&format!("idle {}", session.step())),
+            Ok(Verdict::Retry(change)) => say(&format!("again {change}")),
+            Err(SessionError::Left) => {
+                say("end Left");
+                break;
+            }
+            Err(error) => return end(&error),
+        }
+    }
+    session.leave().map_or_else(|error| end(&error), |()| say("left"));
+}
+
 fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     // The contributors, how many of them have had enough, and what differs from step to step.
     let mut sums = session.buffer::<u64>(2 + ELEMENTS).expect("there is memory");
@@ -236,6 +275,16 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
         return session.leave().map_or_else(|error| end(&error), |()| say("left"));
     }
     session.leave_on(Signal::TERM.as_raw()).expect("can be caught");
+    let usr1 = Signal::USR1.as_raw();
+    signal_hook::flag::register(usr1, Arc::clone(&INTERRUPTED)).expect("can be caught");
+    // Relaxed: nothing else is read because of it.
+    session.interrupted_by(|| INTERRUPTED.load(Ordering::Relaxed));
+    while settings.holds && !enough.with_file_name(GO_ON).exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if settings.is_idle {
+        return make_idle_steps(session, settings.steps);
+    }
     loop {
         let step = session.step();
         if settings.quits == Some((seat, step)) {
@@ -264,6 +313,13 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
                 assert!(ranks.into_iter().eq(0..group.world_size()));
             }
             assert!(sums[2..].iter().all(|sum| *sum == count * (step << 8 | 1)), "step {step}");
+            if let Some((of, _)) = settings.stops.filter(|(_, at)| *at == step) {
+                say(&format!("calls of {step} are done"));
+                if of == seat {
+                    // To this thread: another one might be woken late, and this one go on.
+                    signal_hook::low_level::raise(Signal::STOP.as_raw()).expect("can be raised");
+                }
+            }
             Ok(())
         });
         if settings.watches {

@@ -56,12 +56,18 @@ impl Member {
             let process = neighbour.process();
             let view = state.membership.view_of(process);
             let is_member = record.is_some_and(|record| record.contains(process));
+            let since = record.and_then(|record| record.member_since(process));
+            // Who came has none of the states until it has said more.
+            let share = since.filter(|since| *since > 0);
+            let share = share.map(|since| self.incoming.share(process.seat.0, since).unwrap_or(0));
             let standing = if !is_member {
                 MemberState::Joining
             } else if self.is_suspected(state, process) {
                 MemberState::Suspected
             } else if view.is_some_and(|view| view.leaves) {
                 MemberState::Leaving
+            } else if let Some(percent) = share.filter(|share| *share < 100) {
+                MemberState::Healing { percent }
             } else {
                 MemberState::Member
             };
