@@ -60,6 +60,8 @@ on_every_fabric!(
     without_a_quorum_a_member_gives_up_and_the_others_go_on,
     who_is_told_to_leave_costs_the_others_no_retry,
     where_all_are_told_to_leave_all_do,
+    an_interrupt_ends_a_commit_that_waits_for_a_stopped_member,
+    who_is_told_to_leave_in_a_commit_leaves_when_the_stopped_member_is_out,
     who_leaves_without_a_word_is_named_at_once,
     who_joins_costs_no_retry_and_has_the_state,
     two_join_at_once,
@@ -238,6 +240,75 @@ fn where_all_are_told_to_leave_all_do(fabric: &str) {
     for seat in 0..3 {
         assert_eq!(job.ends(seat), ["Left"], "seat {seat}");
     }
+}
+
+/// Between hosts nobody sees the end of another by the kernel, and no call ends with a change.
+#[test]
+fn all_of_two_hosts_leave_at_once_from_steps_without_calls() {
+    // By a signal while they make steps, and by themselves after the same step.
+    for settings in [["hosts=2", "idle=1", "steps=0"], ["hosts=2", "idle=1", "steps=30"]] {
+        let mut job = Job::start("tcp", 4, &settings);
+        let is_told = settings[2] == "steps=0";
+        if is_told {
+            let has_made_steps = |told: &Told| *told == Told::Other("idle 5".to_owned());
+            (0..4).for_each(|seat| job.await_told(seat, has_made_steps));
+            (0..4).for_each(|seat| job.tell(seat, Signal::TERM));
+        }
+        job.finish();
+        let steps = |seat| {
+            let committed = |told: &Told| matches!(told, Told::Other(line) if line.starts_with("idle"));
+            job.told(seat).iter().filter(|told| committed(told)).count()
+        };
+        for seat in 0..4 {
+            let said = job.told(seat);
+            let context = format!("seat {seat}, {settings:?}: {said:#?}");
+            assert_eq!(said.last(), Some(&Told::Other("left".to_owned())), "{context}");
+            let ends: &[&str] = if is_told { &["Left"] } else { &[] };
+            assert_eq!(job.ends(seat), ends, "{context}");
+            assert!(is_told || steps(seat) == 30, "{context}");
+            let again = |told: &Told| matches!(told, Told::Other(line) if line.starts_with("again"));
+            assert!(is_told || !said.iter().any(again), "{context}");
+        }
+    }
+}
+
+/// Waits until all have made the calls of step 6, at the end of which seat 1 stops.
+fn stopped_behind_calls(fabric: &str, suspect: &str) -> Job {
+    let job_settings = [suspect, "stops=1:6", "watch=1"];
+    let mut job = Job::start(fabric, 3, &job_settings);
+    for seat in 0..3 {
+        job.await_told(seat, |told| *told == Told::Other("calls of 6 are done".to_owned()));
+    }
+    job
+}
+
+/// Nobody is suspected as long as a test lasts, so the interrupt alone can end the wait.
+fn an_interrupt_ends_a_commit_that_waits_for_a_stopped_member(fabric: &str) {
+    let mut job = stopped_behind_calls(fabric, "suspect=600000");
+    job.tell(0, Signal::USR1);
+    job.await_told(0, |told| matches!(told, Told::End(_)));
+    assert_eq!(job.ends(0), ["Interrupted"]);
+    job.signal(1, Signal::CONT);
+    // The others repeat the step without it.
+    job.await_all_of(&[1, 2]);
+    job.finish();
+    job.check();
+    assert_eq!((job.committed(0).len(), job.ends(1).len() + job.ends(2).len()), (6, 0), "{:?}", job.told(0));
+}
+
+fn who_is_told_to_leave_in_a_commit_leaves_when_the_stopped_member_is_out(fabric: &str) {
+    let mut job = stopped_behind_calls(fabric, "suspect=500");
+    job.tell(0, Signal::TERM);
+    job.await_told(0, |told| matches!(told, Told::End(_)));
+    job.await_all_of(&[2]);
+    job.signal(1, Signal::CONT);
+    job.await_told(1, |told| matches!(told, Told::End(_)));
+    job.finish();
+    job.check();
+    assert_eq!([job.ends(0), job.ends(1)], [["Left"], ["Expelled"]]);
+    // Who leaves is told that it has left. Who repeats the step is told who is out.
+    let names_it = |told: &Told| matches!(told, Told::Retry { change, .. } if change.contains("seat 1 "));
+    assert!(job.told(2).iter().any(names_it), "{:#?}", job.told(2));
 }
 
 fn who_leaves_without_a_word_is_named_at_once(fabric: &str) {

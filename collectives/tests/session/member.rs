@@ -280,7 +280,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     // Relaxed: nothing else is read because of it.
     session.interrupted_by(|| INTERRUPTED.load(Ordering::Relaxed));
     while settings.holds && !enough.with_file_name(GO_ON).exists() {
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::park_timeout(Duration::from_millis(10));
     }
     if settings.is_idle {
         return make_idle_steps(session, settings.steps);
@@ -316,6 +316,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
             if let Some((of, _)) = settings.stops.filter(|(_, at)| *at == step) {
                 say(&format!("calls of {step} are done"));
                 if of == seat {
+                    settings.stops = None; // The step may be repeated.
                     // To this thread: another one might be woken late, and this one go on.
                     signal_hook::low_level::raise(Signal::STOP.as_raw()).expect("can be raised");
                 }
