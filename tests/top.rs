@@ -175,21 +175,19 @@ fn survivors_of_a_killed_rank_write_down_what_they_were_doing() {
     }
 }
 
-/// On a terminal, of which `script` makes one.
-#[test]
-fn a_live_screen_is_drawn_again_in_its_place() {
+/// All that `pleach top` shows on a terminal, of which `script` makes one, until it has shown enough.
+/// `None`: there is no `script`.
+fn live_screens(arguments: &str, is_enough: impl Fn(&str) -> bool) -> Option<String> {
     if Command::new("script").arg("--version").output().is_err() {
-        return skip("no 'script' that could make a terminal");
+        skip("no 'script' that could make a terminal");
+        return None;
     }
-    let port = ports::reserve(2);
-    let mut command = training(port);
-    command.args(["--ranks", "2"]);
-    let _job = Job(vec![command.spawn().expect("the command starts")]);
-    wait_for_job(port, 2);
     let folder = Folder::new("top-live");
     let process = folder.path("process");
-    let live =
-        format!("echo $$ > '{process}'; exec '{}' top --interval 100 {port}", env!("CARGO_BIN_EXE_pleach"));
+    let live = format!(
+        "echo $$ > '{process}'; exec '{}' top --interval 100 {arguments}",
+        env!("CARGO_BIN_EXE_pleach")
+    );
     let mut terminal = Command::new("script");
     terminal.args(["-qec", &live, "/dev/null"]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut terminal = terminal.spawn().expect("it starts");
@@ -197,11 +195,6 @@ fn a_live_screen_is_drawn_again_in_its_place() {
     let terminal = Job(vec![terminal]);
     let shown = Mutex::new(Vec::new());
     let screen = || String::from_utf8_lossy(&shown.lock().expect("no thread panics")).into_owned();
-    let is_drawn = || {
-        let screen = screen();
-        screen.matches("2 of 2 ranks answer").count() > 2
-            && screen.contains("waits for rank") | screen.contains("a call")
-    };
     std::thread::scope(|scope| {
         // Ends the terminal before the reader is waited for.
         let _terminal = terminal;
@@ -217,7 +210,7 @@ fn a_live_screen_is_drawn_again_in_its_place() {
                 std::thread::park_timeout(Duration::from_millis(5));
             }
         };
-        until(&is_drawn);
+        until(&|| is_enough(&screen()));
         let process = folder.text("process").trim().parse().expect("the number of a process");
         // If it has ended, the screen says why. Not SIGINT: programs of a shell's background ignore
         // it.
@@ -226,6 +219,109 @@ fn a_live_screen_is_drawn_again_in_its_place() {
     });
     let screen = screen();
     assert_eq!(screen.matches("\x1b[2J").count(), 1, "it is cleared once: {screen:?}");
-    assert!(screen.matches("2 of 2 ranks answer").count() > 2, "it is drawn again and again: {screen:?}");
-    assert!(screen.contains("\x1b[1;1H") && screen.contains("waits for rank") | screen.contains("a call"));
+    Some(screen)
+}
+
+#[test]
+fn a_live_screen_is_drawn_again_in_its_place() {
+    let port = ports::reserve(2);
+    let mut command = training(port);
+    command.args(["--ranks", "2"]);
+    let _job = Job(vec![command.spawn().expect("the command starts")]);
+    wait_for_job(port, 2);
+    let is_drawn = |screen: &str| {
+        screen.matches("2 of 2 ranks answer").count() > 2
+            && screen.contains("waits for rank") | screen.contains("a call")
+    };
+    let Some(screen) = live_screens(&port.to_string(), is_drawn) else { return };
+    assert!(is_drawn(&screen), "it is drawn again and again: {screen:?}");
+    assert!(screen.contains("\x1b[1;1H"), "{screen:?}");
+}
+
+/// A member of a job whose processes come and go.
+fn member(rank: u32, job: &str) -> Command {
+    let mut command = pleach();
+    command.args(["train", "--elastic=1:4", "--epochs", EPOCHS, "--pace", "5ms", "--json", "--member"]);
+    command.env("PLEACH_RANK", rank.to_string()).env("PLEACH_WORLD_SIZE", "2");
+    command.env("PLEACH_RENDEZVOUS", job);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn members_of(value: &Value) -> Vec<(u64, String)> {
+    let row = |row: &Value| {
+        (row["seat"].as_u64().expect("a number"), row["state"].as_str().expect("is text").to_owned())
+    };
+    value["members"].as_array().expect("is a list").iter().map(row).collect()
+}
+
+#[test]
+fn top_shows_the_members_of_a_job_beside_ranks() {
+    let port = ports::reserve(2);
+    let address = format!("tcp://127.0.0.1:{}", ports::reserve(1));
+    let mut beside = training(port);
+    beside.args(["--ranks", "2"]);
+    let _beside = Job(vec![beside.spawn().expect("it starts")]);
+    let job = [0, 1].map(|rank| member(rank, &address).spawn().expect("it starts"));
+    let job = RefCell::new(Job(job.into()));
+    let look = |arguments: &[&str]| {
+        let mut command = pleach();
+        command.arg("top").args(arguments);
+        finish(command)
+    };
+    let await_members = |arguments: &[&str], seats: &[u64]| {
+        let seen = RefCell::new(Value::Null);
+        wait_until("all members are seen", || {
+            let output = look(&[&["--once", "--json"], arguments].concat());
+            if !output.status.success() {
+                return false; // They are still meeting, or an epoch begins.
+            }
+            let view: Value = serde_json::from_slice(&output.stdout).expect("is JSON");
+            let are_there =
+                members_of(&view).into_iter().eq(seats.iter().map(|seat| (*seat, "member".into())));
+            *seen.borrow_mut() = view;
+            are_there
+        });
+        seen.into_inner()
+    };
+    let view = await_members(&[&address], &[0, 1]);
+    assert_eq!(view["members"][1]["job"], address.as_str(), "{view}");
+    assert_eq!((&view["members"][0]["epoch"], &view["ranks"]), (&0.into(), &Value::Null), "{view}");
+    let view = await_members(&[&port.to_string(), &address], &[0, 1]);
+    assert!(view["ranks"].as_array().is_some_and(|ranks| !ranks.is_empty()), "{view}");
+    // The same table as that of the command for members, but for what has gone on meanwhile.
+    let columns = |output: &Output| {
+        let text = String::from_utf8(output.stdout.clone()).expect("is text");
+        let lines = text.lines().skip_while(|line| !line.starts_with("seat "));
+        lines.map(|line| line.split_whitespace().take(3).collect::<String>()).collect::<Vec<_>>()
+    };
+    let mut listing = pleach();
+    listing.args(["members", &address]);
+    let (shown, listed) = (look(&[&address]), finish(listing));
+    assert_eq!((columns(&shown), columns(&shown).len()), (columns(&listed), 3), "{shown:?}");
+    let drawn = format!("members of {address}");
+    if let Some(screen) = live_screens(&address, |screen| screen.matches(&drawn).count() > 2) {
+        assert!(screen.matches(&drawn).count() > 2 && screen.contains("  member"), "{screen:?}");
+    }
+    job.borrow_mut().0.push(member(1, &address).spawn().expect("it starts"));
+    await_members(&[&address], &[0, 1, 2]);
+    job.borrow_mut().0[1].kill().expect("it runs");
+    await_members(&[&address], &[0, 2]);
+}
+
+#[test]
+fn a_job_that_is_not_reached_is_named_as_by_the_command_for_members() {
+    let folder = Folder::new("top-nobody");
+    let address = format!("file://{}/nobody", folder.0.display());
+    let mut command = pleach();
+    command.args(["top", "--once", &address]);
+    let output = finish(command);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{output:?}");
+    let error = String::from_utf8(output.stderr).expect("is text");
+    assert!(error.contains("rank 0 is missing: it did not open") && error.contains("nobody"), "{error}");
+    let mut command = pleach();
+    command.args(["top", "--once", "tcp://nowhere"]);
+    let output = finish(command);
+    let error = String::from_utf8(output.stderr).expect("is text");
+    assert!(output.status.code() == Some(2) && error.contains("bad rendezvous address"), "{error}");
 }

@@ -84,7 +84,7 @@ enum Command {
     Doctor(doctor::Arguments),
     /// List the devices of this machine: shared memory, interfaces, RDMA ports, GPUs
     Devices(devices::Arguments),
-    /// Watch a live job: rates, late ranks, and which rank waits for which
+    /// Watch a live job: rates, late ranks, which rank waits for which, and who is a member
     Top(top::Arguments),
     /// Show the members of a job whose processes come and go; ask one to leave, or certify its end
     Members(members::Arguments),

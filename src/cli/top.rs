@@ -2,42 +2,48 @@
 //! which.
 //!
 //! It reads the metrics of every rank ([`Snapshot`]) and combines them ([`View`]): each rank knows
-//! how late the other ranks are, and not how late it is itself.
+//! how late the other ranks are, and not how late it is itself. Of a job whose processes come and go
+//! it asks who is there, as `pleach members` does ([`Watched`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{IsTerminal, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::str::FromStr;
 use std::time::Duration;
 
 use pleach::Rank;
 use pleach::collectives::observe::METRICS_VARIABLE;
+use pleach::session::asks::MemberRow;
+use pleach::transport::rendezvous::{Rendezvous, World};
 use pleach::transport::{Nanos, clock};
 use rustix::event::poll;
 use rustix::time::Timespec;
 use serde_json::{Value, json};
 
 use crate::cli::CommandError;
+use crate::cli::members::{asker, members_of, row_to_json, table};
 use crate::cli::metrics::MetricsAddress;
-use crate::cli::output::{print, print_json, rounded};
+use crate::cli::output::{print, print_json, rounded, visible};
 
 /// Arguments of `pleach top`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  pleach train --ranks 4 --epochs 1000 --metrics 9400 &\n  pleach top\n  \
-    pleach top --once --json 10.0.0.1:9400 10.0.0.2:9400\n\n\
+    pleach top --once --json 10.0.0.1:9400 10.0.0.2:9400\n  pleach top tcp://10.0.0.1:4000\n\n\
     The first screen shows rates since the group was made, each later screen rates since the screen before. 'last' counts\n\
     the calls in which a rank came last by 10 us or more, as counted by the rank with the highest count. 'late by' is the\n\
     mean over the ranks that waited. Of partial all-reduces the share of rounds that a rank's contribution is in is shown,\n\
     and how many of its contributions were late or dropped and results missed. Of a training by a scheme its steps are shown, the\n\
     share of time without anything to compute, the steps since the last exchange (mean and most), and how far a rank's parameters\n\
-    are from the mean of all. Without a terminal the command prints one snapshot."
+    are from the mean of all. At a rendezvous address the members of the job are shown as by 'pleach members', with the secret of\n\
+    PLEACH_SECRET_FILE. Without a terminal the command prints one snapshot."
 )]
 pub(crate) struct Arguments {
-    /// Address of the metrics of rank 0 of each host; the ports of its other ranks follow
-    /// [default: 127.0.0.1:9400]
+    /// Address of the metrics of rank 0 of each host, where the ports of its other ranks follow, or
+    /// the rendezvous address of a job whose processes come and go [default: 127.0.0.1:9400]
     #[arg(value_name = "ADDR")]
-    addresses: Vec<MetricsAddress>,
+    addresses: Vec<Address>,
     /// Print one snapshot and end
     #[arg(long)]
     once: bool,
@@ -47,6 +53,24 @@ pub(crate) struct Arguments {
     /// Time between two screens
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(50..=3_600_000))]
     interval: u32,
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+enum Address {
+    Metrics(MetricsAddress),
+    Job(Rendezvous),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains("://") {
+            return text.parse().map(Self::Job).map_err(|error| format!("{error}"));
+        }
+        text.parse().map(Self::Metrics)
+    }
 }
 
 /// The lines of the live screen before, which the next one overwrites.
@@ -81,33 +105,125 @@ impl Screen {
 
 /// Runs `pleach top`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let default = [MetricsAddress::default()];
-    let addresses = if arguments.addresses.is_empty() { &default[..] } else { &arguments.addresses };
     let is_live = !arguments.once && std::io::stdout().is_terminal();
-    let mut before: Option<Snapshot> = None;
+    let mut watched = Watched::new(&arguments.addresses)?;
     let mut screen = Screen::default();
+    let mut has_shown = false;
     loop {
-        let snapshot = match Snapshot::take(addresses, clock::now()) {
-            Ok(snapshot) => snapshot,
-            Err(_) if before.is_some() => return print("view", "the job has ended\n"),
-            Err(error) => return Err(CommandError::failed(error)),
-        };
-        let view = View::new(&snapshot, before.as_ref());
+        let seen = watched.look();
+        if has_shown && seen.is_empty() {
+            return print("view", "the job has ended\n");
+        }
+        if let Some(reason) = seen.silent.first().filter(|_| !has_shown) {
+            return Err(CommandError::failed(reason));
+        }
         if !is_live {
             return if arguments.json {
-                print_json("view", &view.to_json())
+                print_json("view", &seen.to_json())
             } else {
-                print("view", &view.to_string())
+                print("view", &seen.to_string())
             };
         }
-        print("view", &screen.show(&view.to_string()))?;
-        before = Some(snapshot);
+        print("view", &screen.show(&seen.to_string()))?;
+        has_shown = true;
         let interval = Timespec {
             tv_sec: i64::from(arguments.interval / 1000),
             tv_nsec: i64::from(arguments.interval % 1000) * 1_000_000,
         };
         // A signal of the terminal (its size has changed) only shows the next screen early.
         let _ = poll(&mut [], Some(&interval));
+    }
+}
+
+/// All that is looked at.
+struct Watched {
+    metrics: Vec<MetricsAddress>,
+    before: Option<Snapshot>,
+    jobs: Vec<(Rendezvous, World)>,
+}
+
+/// What one look has shown.
+struct Seen {
+    view: Option<View>,
+    /// By job.
+    members: Vec<(Rendezvous, Vec<MemberRow>)>,
+    /// Why there is nothing else: epochs have metrics of their own, and who gives seats may have
+    /// ended a moment ago.
+    silent: Vec<String>,
+}
+
+impl Watched {
+    fn new(addresses: &[Address]) -> Result<Self, CommandError> {
+        let (mut metrics, mut jobs) = (Vec::new(), Vec::new());
+        for address in addresses {
+            match address {
+                Address::Metrics(address) => metrics.push(*address),
+                Address::Job(address) => jobs.push((address.clone(), asker(address)?)),
+            }
+        }
+        if addresses.is_empty() {
+            metrics.push(MetricsAddress::default());
+        }
+        Ok(Self { metrics, before: None, jobs })
+    }
+
+    fn look(&mut self) -> Seen {
+        let mut seen = Seen { view: None, members: Vec::new(), silent: Vec::new() };
+        if !self.metrics.is_empty() {
+            match Snapshot::take(&self.metrics, clock::now()) {
+                Ok(now) => {
+                    seen.view = Some(View::new(&now, self.before.as_ref()));
+                    self.before = Some(now);
+                }
+                Err(reason) => seen.silent.push(reason),
+            }
+        }
+        for (address, asker) in &self.jobs {
+            match members_of(asker) {
+                Ok(rows) => seen.members.push((address.clone(), rows)),
+                Err(error) => seen.silent.push(error.to_string()),
+            }
+        }
+        seen
+    }
+}
+
+impl Seen {
+    fn is_empty(&self) -> bool {
+        self.view.is_none() && self.members.is_empty()
+    }
+
+    fn to_json(&self) -> Value {
+        let mut value = self.view.as_ref().map_or_else(|| json!({}), View::to_json);
+        if !self.members.is_empty() {
+            let of_job = |(address, rows): &(Rendezvous, Vec<MemberRow>)| -> Vec<Value> {
+                let row = |row| {
+                    let mut value = row_to_json(row);
+                    value["job"] = json!(address.to_string());
+                    value
+                };
+                rows.iter().map(row).collect()
+            };
+            value["members"] = self.members.iter().flat_map(of_job).collect();
+        }
+        value
+    }
+}
+
+/// The screen: calls and ranks, then members, then what does not answer.
+impl fmt::Display for Seen {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { view, members, silent } = self;
+        if let Some(view) = view {
+            write!(formatter, "{view}")?;
+        }
+        for (number, (address, rows)) in members.iter().enumerate() {
+            if number > 0 || view.is_some() {
+                writeln!(formatter)?;
+            }
+            write!(formatter, "members of {address}\n\n{}", table(rows))?;
+        }
+        silent.iter().try_for_each(|reason| writeln!(formatter, "\n{}", visible(reason)))
     }
 }
 
