@@ -29,6 +29,7 @@ mod checkpoints;
 mod error;
 mod in_session;
 mod line;
+mod mean;
 mod messages;
 mod metrics;
 mod registered;
@@ -377,50 +378,6 @@ impl Trainer {
         let (staleness, agreements) = (self.interpreter.staleness(), self.interpreter.agreement().places);
         let spread = self.spread;
         Progress { steps, time, waiting, communicating, bytes, staleness, agreements, spread }
-    }
-
-    /// The mean of all ranks' parameters, between two steps. All ranks call it, and the call takes
-    /// the same place among the averages of the scheme on each: after as many steps, but for
-    /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before, but
-    /// with [`Scheme::Bap`]: there others may wait until this rank has a newer copy of the table, so
-    /// it takes one.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError::UnderWay`], if a bucket is ready already; see [`TrainError`].
-    pub fn averaged(&mut self) -> Result<Buffer<f32>, TrainError> {
-        self.expect_group("the mean between two steps")?;
-        if let Some(mut step) = self.step()? {
-            step.vectors()?;
-        }
-        self.mean()
-    }
-
-    /// As [`Trainer::averaged`]; also after the last step. Measures the spread.
-    fn mean(&mut self) -> Result<Buffer<f32>, TrainError> {
-        let mut mean = self.group.buffer(self.layout.parameters())?;
-        mean.copy_from_slice(self.parameters_mut());
-        let renews = matches!(self.scheme, Scheme::Bap { .. }) && self.requested.is_some();
-        let before = renews.then(|| mean.to_vec());
-        if renews {
-            self.requested = None;
-            self.drive(Event::Pause, &mut |_, _| {})?;
-        }
-        self.step_aside()?;
-        let started = self.group.start(Operation::all_reduce(mean, ReduceOp::Avg));
-        let mut pending = started.map_err(|PendingError { error, .. }| error)?;
-        while self.vectors.window.is_some() && !pending.wait_for(messages::TURN) {
-            self.hear_all(&mut |_, _| {})?;
-            while self.send_next(&mut |_, _| {})? {}
-        }
-        let mean = pending.wait().map_err(|PendingError { error, .. }| error)?;
-        let own = before.as_deref().unwrap_or_else(|| self.parameters_mut());
-        self.spread = Some(distance(own, &mean));
-        if renews {
-            self.drive(Event::Resume, &mut |_, _| {})?;
-        }
-        self.come_back()?;
-        Ok(mean)
     }
 
     /// The next step of this rank; `None` after the last one. The first call compares the arguments
@@ -864,14 +821,6 @@ impl Trainer {
         self.spare_bytes.push([input, output]);
         Ok(())
     }
-}
-
-/// The distance of a vector from a mean, as a share of the length of the mean.
-fn distance(own: &[f32], mean: &[f32]) -> f64 {
-    let square = |element: f32| f64::from(element) * f64::from(element);
-    let length: f64 = mean.iter().map(|element| square(*element)).sum();
-    let apart: f64 = own.iter().zip(mean).map(|(own, mean)| square(own - mean)).sum();
-    if length > 0.0 { (apart / length).sqrt() } else { 0.0 }
 }
 
 /// Whether each of these numbers is the same on all ranks, and the largest of one more.
