@@ -175,14 +175,15 @@ fn survivors_of_a_killed_rank_write_down_what_they_were_doing() {
     }
 }
 
-/// All that `pleach top` shows on a terminal, of which `script` makes one, until it has shown enough.
+/// What `pleach top` shows on a terminal, of which `script` makes one, until it has shown enough.
+/// `name`: of a folder, of its own among those of the process.
 /// `None`: there is no `script`.
-fn live_screens(arguments: &str, is_enough: impl Fn(&str) -> bool) -> Option<String> {
+fn live_screens(name: &str, arguments: &str, is_enough: impl Fn(&str) -> bool) -> Option<String> {
     if Command::new("script").arg("--version").output().is_err() {
         skip("no 'script' that could make a terminal");
         return None;
     }
-    let folder = Folder::new("top-live");
+    let folder = Folder::new(name);
     let process = folder.path("process");
     let live = format!(
         "echo $$ > '{process}'; exec '{}' top --interval 100 {arguments}",
@@ -233,7 +234,7 @@ fn a_live_screen_is_drawn_again_in_its_place() {
         screen.matches("2 of 2 ranks answer").count() > 2
             && screen.contains("waits for rank") | screen.contains("a call")
     };
-    let Some(screen) = live_screens(&port.to_string(), is_drawn) else { return };
+    let Some(screen) = live_screens("top-live", &port.to_string(), is_drawn) else { return };
     assert!(is_drawn(&screen), "it is drawn again and again: {screen:?}");
     assert!(screen.contains("\x1b[1;1H"), "{screen:?}");
 }
@@ -300,7 +301,7 @@ fn top_shows_the_members_of_a_job_beside_ranks() {
     let (shown, listed) = (look(&[&address]), finish(listing));
     assert_eq!((columns(&shown), columns(&shown).len()), (columns(&listed), 3), "{shown:?}");
     let drawn = format!("members of {address}");
-    if let Some(screen) = live_screens(&address, |screen| screen.matches(&drawn).count() > 2) {
+    if let Some(screen) = live_screens("top-members", &address, |screen| screen.matches(&drawn).count() > 2) {
         assert!(screen.matches(&drawn).count() > 2 && screen.contains("  member"), "{screen:?}");
     }
     job.borrow_mut().0.push(member(1, &address).spawn().expect("it starts"));

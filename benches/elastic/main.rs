@@ -11,7 +11,8 @@
 //!
 //! Ranks are processes of this program on this host. Medians count. This reports, and fails only
 //! where a result is wrong. The peer is torchft, by its defaults and tuned
-//! (`benches/peers/torchft_member.py`), if `benches/install-peers` has installed it; its calls are Gloo's.
+//! (`benches/peers/torchft_member.py`), if `benches/install-peers` has installed it. Its calls are
+//! Gloo's.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -147,8 +148,8 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// What torchft takes for the same, if it is installed and does the same. Its processes take long to
-/// start, so it is measured three times at most.
+/// What torchft takes for the same, if it is installed and does the same. Its processes take long
+/// to start, so it is measured three times at most.
 fn by_torchft(
     is_alike: bool,
     arguments: &Arguments,

@@ -2,8 +2,8 @@
 //! which.
 //!
 //! It reads the metrics of every rank ([`Snapshot`]) and combines them ([`View`]): each rank knows
-//! how late the other ranks are, and not how late it is itself. Of a job whose processes come and go
-//! it asks who is there, as `pleach members` does ([`Watched`]).
+//! how late the other ranks are, and not how late it is itself. It asks a job whose processes come
+//! and go who is there, as `pleach members` does ([`Watched`]).
 
 use std::collections::BTreeMap;
 use std::fmt;

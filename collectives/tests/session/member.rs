@@ -24,7 +24,7 @@ pub(crate) const MARK: &str = "@";
 /// The file in the job's folder that says that it is enough.
 pub(crate) const ENOUGH: &str = "enough";
 
-/// The file in the job's folder that says that those may begin which hold on before their first step.
+/// The file in the job's folder that says that those may begin that hold on.
 pub(crate) const GO_ON: &str = "go-on";
 
 /// Elements that each step sums, besides the first two.
@@ -265,6 +265,26 @@ fn make_idle_steps(mut session: Session, steps: u64) {
     session.leave().map_or_else(|error| end(&error), |()| say("left"));
 }
 
+/// Says that the calls of this step are done where that is told, and stops if this process is to.
+fn stop_if_told(settings: &mut Settings, seat: u32, step: u64) {
+    if let Some((of, _)) = settings.stops.filter(|(_, at)| *at == step) {
+        say(&format!("calls of {step} are done"));
+        if of == seat {
+            settings.stops = None; // The step may be repeated.
+            // To this thread: another one might be woken late, and this one go on.
+            signal_hook::low_level::raise(Signal::STOP.as_raw()).expect("can be raised");
+        }
+    }
+}
+
+/// Has calls that wait end when the signal comes.
+fn interrupt_if_told(session: &mut Session) {
+    let usr1 = Signal::USR1.as_raw();
+    signal_hook::flag::register(usr1, Arc::clone(&INTERRUPTED)).expect("can be caught");
+    // Relaxed: nothing else is read because of it.
+    session.interrupted_by(|| INTERRUPTED.load(Ordering::Relaxed));
+}
+
 fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     // The contributors, how many of them have had enough, and what differs from step to step.
     let mut sums = session.buffer::<u64>(2 + ELEMENTS).expect("there is memory");
@@ -275,10 +295,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
         return session.leave().map_or_else(|error| end(&error), |()| say("left"));
     }
     session.leave_on(Signal::TERM.as_raw()).expect("can be caught");
-    let usr1 = Signal::USR1.as_raw();
-    signal_hook::flag::register(usr1, Arc::clone(&INTERRUPTED)).expect("can be caught");
-    // Relaxed: nothing else is read because of it.
-    session.interrupted_by(|| INTERRUPTED.load(Ordering::Relaxed));
+    interrupt_if_told(&mut session);
     while settings.holds && !enough.with_file_name(GO_ON).exists() {
         std::thread::park_timeout(Duration::from_millis(10));
     }
@@ -313,14 +330,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
                 assert!(ranks.into_iter().eq(0..group.world_size()));
             }
             assert!(sums[2..].iter().all(|sum| *sum == count * (step << 8 | 1)), "step {step}");
-            if let Some((of, _)) = settings.stops.filter(|(_, at)| *at == step) {
-                say(&format!("calls of {step} are done"));
-                if of == seat {
-                    settings.stops = None; // The step may be repeated.
-                    // To this thread: another one might be woken late, and this one go on.
-                    signal_hook::low_level::raise(Signal::STOP.as_raw()).expect("can be raised");
-                }
-            }
+            stop_if_told(&mut settings, seat, step);
             Ok(())
         });
         if settings.watches {

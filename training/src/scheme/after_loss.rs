@@ -16,7 +16,8 @@
 //!
 //! What a rank has made by itself since the last exchange stays with it, whoever ends. A process
 //! that joins begins with what all have in common after a step of `sync`, or after an exchange of
-//! `local-sgd`, `diloco`, `easgd` and `eamsgd` ([`Scheme::in_common`]); by the others it is refused.
+//! `local-sgd`, `diloco`, `easgd` and `eamsgd` ([`Scheme::shared_vectors`]). By the others it is
+//! refused.
 //!
 //! A copy of a shard or of a share at a second rank would not help: a rank that ends in the middle
 //! of an exchange has written to some owners and not to others. So a change of it would be in a
@@ -61,7 +62,7 @@ impl AfterLoss {
     /// By this scheme.
     pub(crate) fn of(scheme: &Scheme) -> Self {
         let refused = |reason, instead| Self::Refused { reason, instead };
-        let goes_on = |lost| Self::GoesOn { lost, refuses_joiners: scheme.in_common().err() };
+        let goes_on = |lost| Self::GoesOn { lost, refuses_joiners: scheme.shared_vectors().err() };
         match scheme {
             _ if compression(scheme) == Compression::F8 => refused(
                 "what encoding has lost is sent the next time, and would be sent twice in an exchange that is \
@@ -110,32 +111,32 @@ impl AfterLoss {
 
 /// A vector that is the same on all members of a session after each commit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InCommon {
+pub(crate) struct SharedVector {
     pub(crate) vector: Vector,
     /// Vectors that begin as copies of it, on a process that joins.
     pub(crate) copies: &'static [Vector],
 }
 
-impl InCommon {
+impl SharedVector {
     const fn of(vector: Vector, copies: &'static [Vector]) -> Self {
         Self { vector, copies }
     }
 }
 
-/// See [`Scheme::in_common`].
-pub(crate) fn in_common(scheme: &Scheme) -> Result<&'static [InCommon], &'static str> {
+/// See [`Scheme::shared_vectors`].
+pub(crate) fn shared_vectors(scheme: &Scheme) -> Result<&'static [SharedVector], &'static str> {
     use Vector::{Anchor, Centre, Parameters, Velocity};
     match scheme {
         Scheme::Diloco { .. } if scheme.is_streaming() => {
             Err("fragments are exchanged while ranks make steps, so members never have all in common")
         }
         Scheme::Sync { .. } | Scheme::LocalSgd { compression: Compression::None, .. } => {
-            Ok(&const { [InCommon::of(Parameters, &[])] })
+            Ok(&const { [SharedVector::of(Parameters, &[])] })
         }
         Scheme::LocalSgd { .. } | Scheme::Diloco { .. } => {
-            Ok(&const { [InCommon::of(Parameters, &[Anchor]), InCommon::of(Velocity, &[])] })
+            Ok(&const { [SharedVector::of(Parameters, &[Anchor]), SharedVector::of(Velocity, &[])] })
         }
-        Scheme::Elastic { mode: Mode::Sync, .. } => Ok(&const { [InCommon::of(Centre, &[Parameters])] }),
+        Scheme::Elastic { mode: Mode::Sync, .. } => Ok(&const { [SharedVector::of(Centre, &[Parameters])] }),
         Scheme::Bidmach { .. } => Err("each member has a model of its own"),
         Scheme::ElasticBsp { .. } => {
             Err("barriers are placed by the times of the ranks that have begun the training")

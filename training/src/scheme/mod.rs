@@ -62,7 +62,7 @@ use superstep::Supersteps;
 use synchronous::Synchronous;
 
 pub use after_loss::AfterLoss;
-pub(crate) use after_loss::InCommon;
+pub(crate) use after_loss::SharedVector;
 pub use axes::{Axes, Exchange, ExchangeRule, Parallelism, State, Timing};
 pub(crate) use planning::PIECE_BYTES;
 pub use text::SchemeTextError;
@@ -596,8 +596,8 @@ impl Scheme {
     }
 
     /// What a process that joins a training in a session begins with; or why it is refused.
-    pub(crate) fn in_common(&self) -> Result<&'static [InCommon], &'static str> {
-        after_loss::in_common(self)
+    pub(crate) fn shared_vectors(&self) -> Result<&'static [SharedVector], &'static str> {
+        after_loss::shared_vectors(self)
     }
 
     /// The ranks of each line of a rank, when there are so many ranks.

@@ -53,8 +53,8 @@ pub struct Simulated {
     /// Whether it came to its end.
     pub has_ended: bool,
     /// The rank that has ended before the others, by
-    /// [`Fault::RankDeath`](super::faults::Fault::RankDeath), and the step that it did not make. The
-    /// others have made all their steps, if the simulation was not broken off, and the last
+    /// [`Fault::RankDeath`](super::faults::Fault::RankDeath), and the step that it did not make.
+    /// The others have made all their steps, if the simulation was not broken off, and the last
     /// exchange was not made. What is said of all ranks is said of the others.
     pub lost: Option<(Rank, u64)>,
     /// The share of time in which ranks had nothing to compute.

@@ -12,7 +12,7 @@
 //! that hears of another epoch between two of these enters it at once, as the others wait for it
 //! there.
 //!
-//! What all members have in common after a commit ([`Scheme::in_common`]) is a state of the
+//! What all members have in common after a commit ([`Scheme::shared_vectors`]) is a state of the
 //! session: a copy, made when a step or an exchange is committed. A process that joins after the
 //! first step begins with what it has read there. Where members make steps by themselves it makes
 //! all steps between the last exchange and the next, and the others wait for it there. By schemes
@@ -39,7 +39,7 @@ use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work};
 use crate::interpreter::Vectors as _;
 use crate::ledger::PolicyError;
 use crate::policy::Event;
-use crate::scheme::{InCommon, Scheme};
+use crate::scheme::{Scheme, SharedVector};
 
 /// Elements of [`Kept::facts`].
 const FACTS: usize = 5;
@@ -71,7 +71,7 @@ pub(crate) struct InSession {
 /// States of the session.
 struct Kept {
     /// Vectors after the last commit, and the vectors that begin as copies of them.
-    vectors: Vec<(State<f32>, InCommon)>,
+    vectors: Vec<(State<f32>, SharedVector)>,
     /// The places where all members have had the same parameters, a hash over these, the step that
     /// comes next, whether all steps are made, and a hash of what has to be the same on all
     /// members.
@@ -81,14 +81,14 @@ struct Kept {
 impl Kept {
     fn new(
         session: &mut Session,
-        in_common: &'static [InCommon],
+        shared_vectors: &'static [SharedVector],
         parameters: usize,
     ) -> Result<Self, SessionError> {
-        let mut state = |common: &InCommon| {
-            let state = session.state(&format!("{} of the training", common.vector.name()), parameters)?;
-            Ok((state, *common))
+        let mut state = |shared: &SharedVector| {
+            let state = session.state(&format!("{} of the training", shared.vector.name()), parameters)?;
+            Ok((state, *shared))
         };
-        let vectors = in_common.iter().map(&mut state).collect::<Result<_, SessionError>>()?;
+        let vectors = shared_vectors.iter().map(&mut state).collect::<Result<_, SessionError>>()?;
         Ok(Self { vectors, facts: session.state("facts of the training", FACTS)? })
     }
 
@@ -123,11 +123,12 @@ impl InSession {
         if session.heals() == Heal::Hidden {
             return Err(TrainError::HealsInStep);
         }
-        let in_common = scheme.in_common();
-        let kept = in_common.ok().map(|common| Kept::new(&mut session, common, parameters)).transpose()?;
+        let shared_vectors = scheme.shared_vectors();
+        let kept =
+            shared_vectors.ok().map(|shared| Kept::new(&mut session, shared, parameters)).transpose()?;
         let step = session.next()?;
         if step > 0 && !kept.as_ref().is_some_and(Kept::is_of_a_training) {
-            let reason = in_common.err().unwrap_or("its members have made steps without a trainer");
+            let reason = shared_vectors.err().unwrap_or("its members have made steps without a trainer");
             return Err(TrainError::Late { step, reason });
         }
         let shares_steps = scheme.shares_steps();
@@ -329,7 +330,7 @@ pub(crate) fn keep(trainer: &mut Trainer) {
     let Trainer { vectors, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer else {
         return;
     };
-    for (kept, InCommon { vector, .. }) in &mut kept.vectors {
+    for (kept, SharedVector { vector, .. }) in &mut kept.vectors {
         let [elements] = vectors.pieces([*vector], &all);
         kept.update(|kept| kept.copy_from_slice(elements));
     }
@@ -360,7 +361,7 @@ fn take_over(trainer: &mut Trainer) -> Result<(), TrainError> {
         let [own, theirs] = [same, theirs].map(|hash| format!("{hash:#x}"));
         return Err(TrainError::Different { what, rank, own, other: u32::from(rank == 0), theirs });
     }
-    for (kept, InCommon { vector, copies }) in &kept.vectors {
+    for (kept, SharedVector { vector, copies }) in &kept.vectors {
         for vector in std::iter::once(vector).chain(*copies) {
             let [elements] = vectors.pieces([*vector], &all);
             elements.copy_from_slice(kept);

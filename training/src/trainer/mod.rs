@@ -232,10 +232,11 @@ impl Trainer {
     ///
     /// By `Sync`, `LocalSgd`, `Diloco` and `Elastic` a process that joins while the others train
     /// begins with their parameters, those of the last exchange where ranks make steps by
-    /// themselves, or with the centre. By `Sync`, what the program's optimizer keeps is a state of the program's own
-    /// ([`Session::state`]), declared before this call, and changed with each step; it is there
-    /// when this returns. By other schemes a process that joins is refused ([`TrainError::Late`],
-    /// with the reason that [`Scheme::after_loss`] gives), and the others go on.
+    /// themselves, or with the centre. By `Sync`, what the program's optimizer keeps is a state of
+    /// the program's own ([`Session::state`]), declared before this call, and changed with each
+    /// step; it is there when this returns. By other schemes a process that joins is refused
+    /// ([`TrainError::Late`], with the reason that [`Scheme::after_loss`] gives), and the others go
+    /// on.
     ///
     /// The session makes steps by this trainer alone. Where it is told to leave
     /// ([`Session::leave_on`]), a call returns `SessionError::Left`: see [`Trainer::leave`].
@@ -378,6 +379,23 @@ impl Trainer {
         let (staleness, agreements) = (self.interpreter.staleness(), self.interpreter.agreement().places);
         let spread = self.spread;
         Progress { steps, time, waiting, communicating, bytes, staleness, agreements, spread }
+    }
+
+    /// The mean of all ranks' parameters, between two steps. All ranks call it, and the call takes
+    /// the same place among the averages of the scheme on each: after as many steps, but for
+    /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before,
+    /// but with [`Scheme::Bap`]: there others may wait until this rank has a newer copy of the
+    /// table, so it takes one.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::UnderWay`], if a bucket is ready already; see [`TrainError`].
+    pub fn averaged(&mut self) -> Result<Buffer<f32>, TrainError> {
+        self.expect_group("the mean between two steps")?;
+        if let Some(mut step) = self.step()? {
+            step.vectors()?;
+        }
+        mean::of(self)
     }
 
     /// The next step of this rank; `None` after the last one. The first call compares the arguments
@@ -539,7 +557,7 @@ impl Trainer {
             let has_common_place = !matches!(self.scheme, Scheme::ElasticBsp { .. });
             if self.is_checked && has_common_place {
                 self.need_all()?;
-                self.mean()?;
+                mean::of(self)?;
             }
             self.requested = None;
             self.drive(Event::Stop, &mut |_, _| {})?;

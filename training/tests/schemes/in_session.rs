@@ -325,7 +325,7 @@ fn train_until_it_is_over(
 }
 
 #[test]
-fn a_process_is_refused_where_members_have_nothing_in_common_and_they_go_on() {
+fn a_process_is_refused_where_members_share_no_vector_and_they_go_on() {
     for (fabric, text) in [(Fabric::Shm, "bidmach"), (Fabric::Tcp, "elastic-bsp:lookahead=4")] {
         let folder = ranks::Folder::new();
         let (begins, begun) = channel();

@@ -47,9 +47,9 @@ struct Member {
     now: u64,
 }
 
-/// What all members have in common after a commit.
+/// What all members have in shared after a commit.
 #[derive(Clone, Debug, PartialEq)]
-struct Common {
+struct SharedState {
     vectors: Vec<Vec<f32>>,
     places: u64,
     digest: u64,
@@ -57,9 +57,9 @@ struct Common {
     is_over: bool,
 }
 
-/// By scheme: the vectors that all members have in common after a commit, each with those that are
+/// By scheme: the vectors that all members have in shared after a commit, each with those that are
 /// copies of it on a member that joins. `None`: nobody joins.
-fn in_common(text: &str) -> Option<&'static [&'static [Vector]]> {
+fn shared_vectors(text: &str) -> Option<&'static [&'static [Vector]]> {
     match text.split(':').next() {
         Some("local-sgd") => Some(&[&[Vector::Parameters]]),
         Some("diloco") if !text.contains("fragments") => {
@@ -93,23 +93,23 @@ impl Member {
         }
     }
 
-    /// What it has in common with the others, when it has heard of a commit.
-    fn common(&mut self, vectors: &[&[Vector]]) -> Common {
+    /// What it has in shared with the others, when it has heard of a commit.
+    fn shared(&mut self, vectors: &[&[Vector]]) -> SharedState {
         let vectors = vectors.iter().map(|same| self.vectors.vector(same[0]).to_vec()).collect();
         let (agreement, next) = (self.interpreter.agreement(), self.interpreter.unfinished_step());
         let is_over = self.interpreter.is_stopped();
-        Common { vectors, places: agreement.places, digest: agreement.digest, next, is_over }
+        SharedState { vectors, places: agreement.places, digest: agreement.digest, next, is_over }
     }
 
-    fn take_over(&mut self, common: &Common, vectors: &[&[Vector]]) {
-        for (elements, same) in common.vectors.iter().zip(vectors) {
+    fn take_over(&mut self, shared: &SharedState, vectors: &[&[Vector]]) {
+        for (elements, same) in shared.vectors.iter().zip(vectors) {
             for vector in *same {
                 let [into] = self.vectors.pieces([*vector], &(0..PARAMETERS));
                 into.copy_from_slice(elements);
             }
         }
-        self.first = common.next;
-        self.interpreter.take_over(common.places, common.digest, common.next);
+        self.first = shared.next;
+        self.interpreter.take_over(shared.places, shared.digest, shared.next);
     }
 
     fn compute(&mut self, step: u64) {
@@ -153,9 +153,9 @@ struct Session {
     epoch: u64,
     committed: u64,
     random: Random,
-    in_common: Option<&'static [&'static [Vector]]>,
+    shared_vectors: Option<&'static [&'static [Vector]]>,
     /// After the last commit of which a member has heard, with its number.
-    common: Option<(u64, Common)>,
+    shared: Option<(u64, SharedState)>,
     ended: u32,
     failed: u32,
     joined: u32,
@@ -171,8 +171,8 @@ impl Session {
             epoch: 0,
             committed: 0,
             random: Random::new(seed),
-            in_common: in_common(text),
-            common: None,
+            shared_vectors: shared_vectors(text),
+            shared: None,
             ended: 0,
             failed: 0,
             joined: 0,
@@ -200,29 +200,31 @@ impl Session {
 
     /// A member has heard of a commit: it has what the others have.
     fn heard(&mut self, at: usize) {
-        let Some(vectors) = self.in_common else { return };
-        let own = self.members[at].common(vectors);
-        match &self.common {
-            Some((number, common)) if *number == self.committed => {
-                let is_over = common.is_over;
+        let Some(vectors) = self.shared_vectors else { return };
+        let own = self.members[at].shared(vectors);
+        match &self.shared {
+            Some((number, shared)) if *number == self.committed => {
+                let is_over = shared.is_over;
                 // One may have been told that there are no more steps, and another one not yet.
-                assert_eq!(Common { is_over, ..own }, *common, "commit {number} on {at}");
+                assert_eq!(SharedState { is_over, ..own }, *shared, "commit {number} on {at}");
             }
-            _ => self.common = Some((self.committed, own)),
+            _ => self.shared = Some((self.committed, own)),
         }
     }
 
-    /// One more member has what the others have in common, if all know of the last commit.
+    /// One more member has what the others have in shared, if all know of the last commit.
     fn join(&mut self) -> bool {
         let all_know = self.members.iter().all(|member| !member.is_committed);
-        let (Some(vectors), Some((number, common))) = (self.in_common, &self.common) else { return false };
-        if !all_know || *number != self.committed || common.is_over {
+        let (Some(vectors), Some((number, shared))) = (self.shared_vectors, &self.shared) else {
+            return false;
+        };
+        if !all_know || *number != self.committed || shared.is_over {
             return false;
         }
         self.joined += 1;
         let (seat, ranks) = (MEMBERS + self.joined, self.members.len() as u32 + 1);
         let mut member = Self::member(&self.scheme, seat, ranks);
-        member.take_over(common, vectors);
+        member.take_over(shared, vectors);
         (member.epoch, member.earlier) = (self.epoch + 1, self.committed);
         self.members.push(member);
         true
