@@ -18,6 +18,8 @@ mod outside_stores;
 mod over_tcp;
 #[path = "../../tests/ports/mod.rs"]
 mod ports;
+#[path = "session/served.rs"]
+mod served;
 #[path = "../../tests/skipped/mod.rs"]
 #[allow(dead_code)] // Not every test skips a part.
 mod skipped;

@@ -31,7 +31,6 @@ use super::observed::Observed;
 use super::planner::Planner;
 use super::unwinding::{NoUnwinding, without_unwinding};
 use crate::engine::{Engine, Fault, RunId, StatusBoard};
-use crate::observe::{Observations, Report};
 use crate::partial::{Awaited, Ended, Rounds};
 use crate::window::OneSided;
 
@@ -323,17 +322,9 @@ impl Driver {
         self.lock().engine.enable_fast_path(self.is_crowded());
     }
 
-    pub(super) fn observations(&self) -> &Arc<Observations> {
-        self.observed.observations()
-    }
-
-    pub(super) fn report(&self) -> Report {
-        self.observed.report()
-    }
-
-    /// A call has returned that the group has failed.
-    pub(super) fn failed(&self) {
-        self.observed.failed();
+    /// What is known of the group's calls.
+    pub(super) fn observed(&self) -> &Observed {
+        &self.observed
     }
 
     /// Engine and planner, for a short time.
@@ -639,7 +630,7 @@ impl Driver {
             self.drive(core, clock::now() + limit, |engine| engine.failure().map(|_| ()));
         }
         if matches!(error, CollectiveError::Failed(_)) {
-            self.failed();
+            self.observed.failed();
         }
     }
 
@@ -662,7 +653,7 @@ impl Driver {
             });
         }
         if outcome.is_err() {
-            self.failed();
+            self.observed.failed();
         }
         Some(outcome)
     }

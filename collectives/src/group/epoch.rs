@@ -13,6 +13,7 @@ use pleach_vocabulary::Rank;
 use super::driver::Driver;
 use super::exact::Exact;
 use super::join::{platform, settings, wiring};
+use super::observed::SessionMetrics;
 use super::unwinding::NoUnwinding;
 use super::{Buffer, CollectiveError, Connection, Element, Group, GroupError, Options, next_number};
 use crate::compute::HostCompute;
@@ -32,6 +33,8 @@ pub(crate) struct Setting {
     fabric: Fabric,
     /// Keeps what exact sums work in.
     exact: Arc<Exact>,
+    /// Groups serve none of their own.
+    metrics: Option<SessionMetrics>,
 }
 
 /// Where a member is; the same on all members.
@@ -52,8 +55,10 @@ impl Place {
 
 impl Setting {
     /// With these options over this fabric.
-    pub(crate) fn new(options: Options, fabric: Fabric) -> Self {
-        Self { options, fabric, exact: Arc::default() }
+    pub(crate) fn new(mut options: Options, fabric: Fabric) -> Result<Self, GroupError> {
+        let metrics = SessionMetrics::start(&options)?;
+        options.observe.metrics = None;
+        Ok(Self { options, fabric, exact: Arc::default(), metrics })
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -99,6 +104,7 @@ impl Setting {
         let mut group =
             Group::assembled(table, connection, compute, Vec::new(), &self.options, Some(carried))?;
         group.fabric = Some(self.fabric);
+        self.metrics.iter().for_each(|metrics| metrics.show(&group));
         group.exact = group.exact.map(|_| Arc::clone(&self.exact));
         Ok(group)
     }

@@ -41,9 +41,11 @@ pub struct Observe {
     pub trace: Option<PathBuf>,
     /// The address of a server that answers `GET /metrics` in Prometheus' text form; `pleach top`
     /// reads it. Rank `r` of a host listens on this port plus `r`, or on any free port for port 0.
-    /// Groups that are split from this group listen on a free port or not at all. Everyone who
-    /// reaches the address may read the metrics, so use a loopback address or a network that you
-    /// trust. From `PLEACH_METRICS`, as `PORT` (on loopback) or `IP:PORT`.
+    /// Groups that are split from this group listen on a free port or not at all. A process of a
+    /// session listens at one port in all epochs, that of its seat where its launcher does not
+    /// number the ranks of a host, and serves the metrics of the newest epoch. Everyone who reaches
+    /// the address may read the metrics, so use a loopback address or a network that you trust.
+    /// From `PLEACH_METRICS`, as `PORT` (on loopback) or `IP:PORT`.
     pub metrics: Option<SocketAddr>,
     /// The part, if this group was split from another group.
     pub(crate) part: Option<Part>,

@@ -144,7 +144,7 @@ impl Arrived {
             .map_err(SessionError::Thread)?;
         incoming.wakes(thread.thread().clone());
         incoming.wake_thread();
-        let setting = Setting::new(options.clone(), terms.fabric());
+        let setting = Setting::new(options.clone(), terms.fabric()).map_err(JoinGroupError::from)?;
         let presence = Presence::of(&options.world);
         tracing::debug!("{process} {}", if is_founder { "begins the job" } else { "waits to join" });
         let mut session = Session {

@@ -607,19 +607,20 @@ mod tests {
     const AUTO: FabricChoice = FabricChoice::Auto;
 
     #[test]
-    fn ranks_join_by_sync_alone_where_no_fault_is_named_and_nowhere_else_unnoticed() {
+    fn ranks_join_by_some_schemes_alone_where_no_fault_is_named_and_nowhere_else_unnoticed() {
         let scheme = |text: &str| text.parse::<Scheme>().expect("is a scheme");
-        let [sync, local] = ["sync:bucket=16", "local-sgd"].map(scheme);
+        let [sync, local, grid] = ["sync:bucket=16", "local-sgd", "bidmach"].map(scheme);
         assert_eq!(faults(Some(&[]), &sync, AUTO), Ok(USUAL_FAULTS.to_vec()));
-        assert_eq!(faults(Some(&[]), &local, AUTO), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
+        assert_eq!(faults(Some(&[]), &local, AUTO), Ok(USUAL_FAULTS.to_vec()));
+        assert_eq!(faults(Some(&[]), &grid, AUTO), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
         let named = [Fault::Leave, Fault::Join];
         assert_eq!(faults(Some(&named), &sync, AUTO), Ok(named.to_vec()));
-        assert!(faults(Some(&named), &local, AUTO).is_err());
+        assert!(faults(Some(&named), &grid, AUTO).is_err());
         let mixed = FabricChoice::Only(Fabric::Hybrid);
         assert!(faults(Some(&named), &sync, mixed).is_err());
         assert_eq!(faults(Some(&[]), &sync, mixed), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
-        assert_eq!(faults(Some(&named[..1]), &local, AUTO), Ok(vec![Fault::Leave]));
-        assert_eq!(faults(None, &local, AUTO), Ok(Vec::new()));
+        assert_eq!(faults(Some(&named[..1]), &grid, AUTO), Ok(vec![Fault::Leave]));
+        assert_eq!(faults(None, &grid, AUTO), Ok(Vec::new()));
     }
 
     #[test]

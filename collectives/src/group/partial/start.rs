@@ -173,7 +173,8 @@ impl Group {
             }
         };
         let rounds = Rounds::new(place, &terms, self.timeout, (set_plan, data), memory);
-        let rounds = rounds.on_hosts(hosts).observed_by(observed.shared.driver.observations().clone());
+        let rounds =
+            rounds.on_hosts(hosts).observed_by(observed.shared.driver.observed().observations().clone());
         core.served = Some(Served::Rounds(Box::new(rounds)));
         drop(core);
         self.shared.wake_progress();

@@ -81,7 +81,7 @@ impl Group {
     }
 
     fn failed(&self, fault: Arc<Fault>) -> CollectiveError {
-        self.shared.driver.failed();
+        self.shared.driver.observed().failed();
         CollectiveError::Failed(fault)
     }
 
