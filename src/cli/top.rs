@@ -147,8 +147,7 @@ struct Seen {
     view: Option<View>,
     /// By job.
     members: Vec<(Rendezvous, Vec<MemberRow>)>,
-    /// Why there is nothing else: epochs have metrics of their own, and who gives seats may have
-    /// ended a moment ago.
+    /// Why there is nothing else: a rank may have ended a moment ago, or who gives seats.
     silent: Vec<String>,
 }
 

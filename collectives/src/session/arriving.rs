@@ -119,6 +119,9 @@ impl Arrived {
         let is_kept = has_registers(options.world.rendezvous.as_ref());
         let maker = if is_kept { Maker::Store } else { Maker::Members };
         let job = JobIdentity { digest: job, maker, host: options.world.host.clone() };
+        // Before there is a thread that answers the others. A session that is not made says
+        // nothing.
+        let setting = Setting::new(options.clone(), terms.fabric()).map_err(JoinGroupError::from)?;
         let waker = Arc::clone(&incoming);
         let connected = first.as_ref().map_or(0, |first| first.members().len() as u32);
         let device = SharedDevice::new(device, events, connected, move || waker.wake_thread());
@@ -144,7 +147,6 @@ impl Arrived {
             .map_err(SessionError::Thread)?;
         incoming.wakes(thread.thread().clone());
         incoming.wake_thread();
-        let setting = Setting::new(options.clone(), terms.fabric()).map_err(JoinGroupError::from)?;
         let presence = Presence::of(&options.world);
         tracing::debug!("{process} {}", if is_founder { "begins the job" } else { "waits to join" });
         let mut session = Session {

@@ -10,7 +10,7 @@
 //!
 //! **Invariants:** all ranks have the same parameters after each average, and the last step of a
 //! training is followed by one. A gradient that is carried to a checkpoint is in one result of each
-//! rank after it.
+//! rank after it, if steps follow: what is late at the end of a training is in none.
 
 use pleach_transport::clock::Nanos;
 

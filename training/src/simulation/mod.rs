@@ -348,6 +348,11 @@ impl<'a, L: Learner> Simulation<'a, L> {
         self.pauses_at = None;
         self.begins_with = Event::Resume;
         self.expect_all(SimulatedRank::is_at_rest)?;
+        if let Some((lost, at)) = self.lost() {
+            // It has no state to be saved, and nobody goes on with it.
+            let rank = self.survivors().next().expect("rank 0 does not end");
+            return Err(SimulationError::Lost { lost, at, rank: rank.number(), step: rank.step() });
+        }
         self.rounds.iter_mut().for_each(Rounds::reopen);
         Ok(())
     }

@@ -38,7 +38,7 @@ use super::metrics::TrainingMetrics;
 use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work};
 use crate::interpreter::Vectors as _;
 use crate::ledger::PolicyError;
-use crate::policy::Event;
+use crate::policy::{Event, Vector};
 use crate::scheme::{Scheme, SharedVector};
 
 /// Elements of [`Kept::facts`].
@@ -249,7 +249,10 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
         if !is_ready(trainer)? {
             continue;
         }
-        if session_of(trainer).is_over {
+        // A process that joins behind the last exchange has no step to make.
+        let has_all = trainer.requested.is_some_and(|step| step >= trainer.steps);
+        let own = session_of(trainer);
+        if own.is_over || (has_all && !own.shares_steps) {
             return Ok(None);
         }
         let Some(number) = trainer.requested else {
@@ -272,7 +275,7 @@ fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
         if number == 0 && !is_by_step {
             // Else a member that has made steps would lose them where the first exchange fails.
             if is_committed(trainer)? {
-                keep(trainer);
+                keep_beginning(trainer);
             }
             return Ok(false);
         }
@@ -338,6 +341,22 @@ pub(crate) fn keep(trainer: &mut Trainer) {
         let same = facts[FACTS - 1].max(same);
         facts.copy_from_slice(&[agreement.places, agreement.digest, next, is_over, same]);
     });
+}
+
+/// All members have the parameters of rank 0, and the policy has not begun. What a process that
+/// joins has the parameters from, begins with them, as where the policy begins.
+fn keep_beginning(trainer: &mut Trainer) {
+    let all = 0..trainer.layout.parameters();
+    let Trainer { vectors, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer else {
+        return;
+    };
+    for (_, SharedVector { vector, copies }) in &kept.vectors {
+        if copies.contains(&Vector::Parameters) {
+            let [parameters, shared] = vectors.pieces([Vector::Parameters, *vector], &all);
+            shared.copy_from_slice(parameters);
+        }
+    }
+    keep(trainer);
 }
 
 /// A hash of what has to be the same on all members, other than 0.

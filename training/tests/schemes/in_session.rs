@@ -11,7 +11,7 @@ use pleach_collectives::{Options, Reproducible};
 use pleach_training::interpreter::{Interpreter, Request};
 use pleach_training::policy::{Event, OperationId, Outcome, Vector};
 use pleach_training::{AfterLoss, Layout, Learner, Refusal, Scheme, Sgd, TrainError, Trained, Trainer};
-use pleach_transport::clock::Nanos;
+use pleach_transport::clock::{self, Nanos};
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
 
 use super::model::{Linear, Plain, STEPS, scheme};
@@ -432,6 +432,124 @@ fn a_process_that_joins_local_steps_begins_behind_the_last_exchange() {
             let expected = local_sgd_of(all.len() as u64, every, RANKS - 1, &[], Some((RANKS - 1, first)));
             assert_eq!(newcomer.parameters[..], expected[..], "{text} over {fabric}, from step {first}");
         }
+    }
+}
+
+/// How long a founder waits for a process that joins.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a process tries to join, which may have come too late.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The steps of trainings that a process joins; whole periods.
+const JOINED_STEPS: u64 = 12;
+
+/// When a process joins those that have begun the training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Joins {
+    /// When all have begun, and nobody has made a step.
+    BeforeTheFirstStep,
+    /// While the last step is made, behind which the last exchange is.
+    WithTheLastStep,
+}
+
+/// Trains so many steps. Each founder waits where a process is to join until that has asked to.
+fn train_while_one_joins(
+    session: Session,
+    (text, steps): (&str, u64),
+    joins: Joins,
+    founder: Option<(&Sender<()>, &OnceLock<()>)>,
+) -> Result<(Trained, Vec<u64>), TrainError> {
+    let (layout, seat) = (Linear.layout(), session.seat().0);
+    let mut trainer = Trainer::in_session(session, &scheme(text), &layout, steps)?.checked();
+    trainer.parameters_mut().copy_from_slice(&Linear.initial());
+    let await_newcomer = |now: Joins| {
+        if let Some((begins, has_asked)) = founder.filter(|_| now == joins) {
+            begins.send(()).expect("the test listens");
+            let until = clock::now() + PATIENCE;
+            while has_asked.get().is_none() && clock::now() < until {
+                pause();
+            }
+        }
+    };
+    await_newcomer(Joins::BeforeTheFirstStep);
+    let mut sgd = Sgd::new(layout.parameters(), LEARNING_RATE, MOMENTUM);
+    let mut computed = Vec::new();
+    while let Some(mut step) = trainer.step()? {
+        let number = step.number();
+        if number + 1 == steps {
+            await_newcomer(Joins::WithTheLastStep);
+        }
+        computed.push(number);
+        let (parameters, gradient) = step.vectors()?;
+        let loss = Linear.gradient(seat, number, parameters, gradient);
+        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+    }
+    Ok((trainer.finish()?, computed))
+}
+
+/// One training of two founders, whom a process has asked to take in for so long when they go on.
+/// The steps that the process has made; `None`: they have ended without it.
+fn join_once(fabric: Fabric, text: &str, joins: Joins, margin: Duration) -> Option<Vec<u64>> {
+    let (folder, has_asked, (begins, begun)) = (ranks::Folder::new(), OnceLock::new(), channel());
+    let options = |rank| {
+        let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
+        options.fabric = FabricChoice::Only(fabric);
+        options
+    };
+    let elastic = Elastic::between(1, RANKS);
+    let told = (text, JOINED_STEPS);
+    thread::scope(|scope| {
+        let founder = |rank| {
+            let (options, elastic, begins, has_asked) = (options(rank), &elastic, begins.clone(), &has_asked);
+            scope.spawn(move || {
+                let session = Session::join(&options, elastic).expect("joins");
+                train_while_one_joins(session, told, joins, Some((&begins, has_asked)))
+            })
+        };
+        let founders: Vec<_> = (0..RANKS - 1).map(founder).collect();
+        (0..RANKS - 1).for_each(|_| assert_eq!(begun.recv(), Ok(())));
+        let mut options = options(1);
+        options.join_timeout = JOIN_TIMEOUT;
+        let elastic = &elastic;
+        let newcomer = scope.spawn(move || {
+            let session = Session::join(&options, elastic).ok()?;
+            Some(train_while_one_joins(session, told, joins, None))
+        });
+        let until = clock::now() + margin;
+        while clock::now() < until {
+            pause();
+        }
+        has_asked.set(()).expect("once");
+        let founders: Vec<_> = founders.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let newcomer = newcomer.join().unwrap();
+        let its_own = newcomer.as_ref().and_then(|trained| trained.as_ref().ok()).map(|(_, own)| own.clone());
+        for result in founders.into_iter().chain(newcomer) {
+            let (trained, computed) =
+                result.unwrap_or_else(|error| panic!("{text}, {joins:?}, {fabric}: {error}"));
+            assert!(trained.parameters_equal && trained.guarantee_held, "{text}, {joins:?}, {fabric}");
+            let first = computed.first().copied().unwrap_or(JOINED_STEPS);
+            assert_eq!(computed, (first..JOINED_STEPS).collect::<Vec<_>>(), "{text}, {joins:?}, {fabric}");
+        }
+        its_own
+    })
+}
+
+#[test]
+fn a_process_joins_before_the_first_step_and_behind_the_last_exchange() {
+    let texts = ["local-sgd:every=3", "diloco:every=4", "local-sgd:every=1", "easgd:every=3,mode=sync"];
+    let cases = [(Joins::BeforeTheFirstStep, JOINED_STEPS), (Joins::WithTheLastStep, 0)];
+    let all =
+        texts.into_iter().chain(["easgd:every=1,mode=sync"]).flat_map(|text| cases.map(|case| (text, case)));
+    for (fabric, (text, (joins, count))) in
+        [Fabric::Shm, Fabric::Tcp, Fabric::Tcp].into_iter().cycle().zip(all)
+    {
+        // How long it takes until all members know that a process has come, nobody tells.
+        let mut margins = (0..7).map(|doubled| Duration::from_millis(50) * 2_u32.pow(doubled));
+        let comes_there = |margin| {
+            join_once(fabric, text, joins, margin).is_some_and(|its_own| its_own.len() as u64 == count)
+        };
+        assert!(margins.any(comes_there), "{text}, {joins:?}, {fabric}: the process never came there");
     }
 }
 
