@@ -134,8 +134,8 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
             let times = (0..arguments.times).map(|_| one()).collect::<Result<Vec<_>, _>>()?;
             // Members of torchft meet by TCP, at a process that is none of them.
             let is_alike = fabric == Fabric::Tcp && !struck.contains(&0);
-            let beside = by_torchft(is_alike, arguments, |program, tuned| {
-                recovery(program, struck, &format!("steps compute=0{tuned}"))
+            let [beside] = by_torchft(is_alike, arguments, |program, tuned| {
+                recovery(program, struck, &format!("steps compute=0{tuned}")).map(|time| [time])
             })?;
             rows.push(Row {
                 what: format!("kill -9 of {name} → next all-reduce, {fabric}"),
@@ -148,25 +148,29 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// What torchft takes for the same, if it is installed and does the same. Its processes take long
-/// to start, so it is measured three times at most.
-fn by_torchft(
+/// What torchft takes for the same, in milliseconds, if it is installed and does the same. Its
+/// processes take long to start, so it is measured three times at most.
+fn by_torchft<const N: usize>(
     is_alike: bool,
     arguments: &Arguments,
-    mut measured: impl FnMut(Program, &str) -> Result<f64, String>,
-) -> Result<String, String> {
+    measured: impl Fn(Program, &str) -> Result<[f64; N], String>,
+) -> Result<[String; N], String> {
     const TIMES_MAX: u32 = 3;
     let Some(program) = Program::torchft() else {
-        return Ok("skipped: no torchft; run benches/install-peers".to_owned());
+        return Ok(["skipped: no torchft; run benches/install-peers"; N].map(str::to_owned));
     };
     if !is_alike {
-        return Ok("–".to_owned());
+        return Ok(["–"; N].map(str::to_owned));
     }
-    let times = 0..arguments.times.min(TIMES_MAX);
-    let mut of =
-        |tuned| times.clone().map(|_| measured(program.clone(), tuned)).collect::<Result<Vec<_>, _>>();
+    let of = |tuned| -> Result<Vec<[f64; N]>, String> {
+        (0..arguments.times.min(TIMES_MAX)).map(|_| measured(program.clone(), tuned)).collect()
+    };
     let (usual, tuned) = (of("")?, of(" tuned")?);
-    Ok(format!("torchft {}; tuned {}", both(&usual), both(&tuned)))
+    Ok(std::array::from_fn(|place| {
+        let [usual, tuned] =
+            [&usual, &tuned].map(|all| all.iter().map(|times| times[place]).collect::<Vec<_>>());
+        format!("torchft {}; tuned {}", both(&usual), both(&tuned))
+    }))
 }
 
 /// Milliseconds from the first kill to the last survivor's next result.
@@ -199,24 +203,14 @@ fn join(arguments: &Arguments) -> Result<Vec<Row>, String> {
                 let [mut first, mut still] = [const { Vec::new() }; 2];
                 for _ in 0..arguments.times {
                     let settings = format!("steps {fabric} compute=2000 state={state} heal={heal}");
-                    let (of_newcomer, of_members) = one_join(Program::Own, &settings)?;
+                    let [of_newcomer, of_members] = one_join(Program::Own, &settings)?;
                     first.push(of_newcomer);
                     still.push(of_members);
                 }
                 let is_alike = fabric == Fabric::Tcp && heal == "boundary";
-                let mut theirs_still = [const { Vec::new() }; 2];
-                let beside = by_torchft(is_alike, arguments, |program, tuned| {
-                    let settings = format!("steps compute=2000 state={state}{tuned}");
-                    let (first, still) = one_join(program, &settings)?;
-                    theirs_still[usize::from(!tuned.is_empty())].push(still);
-                    Ok(first)
+                let [beside, beside_still] = by_torchft(is_alike, arguments, |program, tuned| {
+                    one_join(program, &format!("steps compute=2000 state={state}{tuned}"))
                 })?;
-                let [usual, tuned] = theirs_still;
-                let beside_still = if usual.is_empty() {
-                    beside.clone()
-                } else {
-                    format!("torchft {}; tuned {}", both(&usual), both(&tuned))
-                };
                 rows.push(Row {
                     what: format!("a joiner, 4 → 5, {state} MiB, {heal}, {fabric}: join → its first result"),
                     goal: "< 200 ms + state",
@@ -237,7 +231,7 @@ fn join(arguments: &Arguments) -> Result<Vec<Row>, String> {
 
 /// Milliseconds from the newcomer's call to its first result, and the longest time without a result
 /// of a member, less a step.
-fn one_join(program: Program, settings: &str) -> Result<(f64, f64), String> {
+fn one_join(program: Program, settings: &str) -> Result<[f64; 2], String> {
     let mut job = Job::start_by(program, JOINED, settings)?;
     job.await_all("ready")?;
     let newcomer = job.spawn(settings)?;
@@ -247,7 +241,7 @@ fn one_join(program: Program, settings: &str) -> Result<(f64, f64), String> {
     for seat in 0..JOINED {
         still = still.max(job.await_change(seat, JOINED + 1)?.1);
     }
-    Ok((milliseconds(first), milliseconds(still.saturating_sub(member::STEP))))
+    Ok([milliseconds(first), milliseconds(still.saturating_sub(member::STEP))])
 }
 
 // ---- Heal.
@@ -267,12 +261,12 @@ fn heal(arguments: &Arguments) -> Result<Vec<Row>, String> {
             got.push(gigabytes / job.await_duration(1, "got")?.as_secs_f64());
         }
         let (healed, got) = (median(healed), median(got));
-        let beside = by_torchft(fabric == Fabric::Tcp, arguments, |program, tuned| {
+        let [beside] = by_torchft(fabric == Fabric::Tcp, arguments, |program, tuned| {
             let settings = format!("steps compute=0 state={}{tuned}", arguments.state);
             let mut job = Job::start_by(program, 2, &settings)?;
             job.await_all("ready")?;
             let newcomer = job.spawn(&settings)?;
-            job.await_duration(newcomer, "healed").map(milliseconds)
+            job.await_duration(newcomer, "healed").map(|time| [milliseconds(time)])
         })?;
         rows.push(Row {
             what: format!("healing {} MiB from two members, {fabric}", arguments.state),
@@ -296,10 +290,10 @@ fn overhead(arguments: &Arguments) -> Result<Vec<Row>, String> {
             of_session.push(job.await_duration(0, "session")?.as_secs_f64() * 1e6);
         }
         let (of_group, of_session) = (median(of_group), median(of_session));
-        let beside = by_torchft(fabric == Fabric::Tcp, arguments, |program, tuned| {
+        let [beside] = by_torchft(fabric == Fabric::Tcp, arguments, |program, tuned| {
             let mut job = Job::start_by(program, ranks, &format!("overhead{tuned}"))?;
             let group = job.await_duration(0, "group")?;
-            Ok(milliseconds(job.await_duration(0, "session")?) - milliseconds(group))
+            Ok([milliseconds(job.await_duration(0, "session")?) - milliseconds(group)])
         })?;
         rows.push(Row {
             what: format!("a session without faults, {ranks} ranks, 2 ms steps, {fabric}"),

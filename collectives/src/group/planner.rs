@@ -281,12 +281,9 @@ impl Planner {
         let Selection { algorithm, access, .. } = self.admit(selection, false)?;
         let whole = (bytes as u64).saturating_mul(u64::from(collective.parts(self.platform.ranks())));
         let priced = select_algorithm(&algorithm, collective, whole, &self.platform)?;
+        let row = priced.table.iter().find(|row| (&row.algorithm, row.access) == (&algorithm, access));
         // By the other access, where these bytes are priced by that alone.
-        let (rows, is_same) = (|| priced.table.iter(), |own: &Algorithm| *own == algorithm);
-        let row = rows()
-            .find(|row| is_same(&row.algorithm) && row.access == access)
-            .or_else(|| rows().find(|row| is_same(&row.algorithm)))
-            .or_else(|| rows().find(|row| row.algorithm == priced.algorithm));
+        let row = row.or_else(|| priced.table.iter().find(|row| row.algorithm == priced.algorithm));
         Ok(Duration::from_secs_f64(row.map_or(0.0, |row| row.seconds)))
     }
 

@@ -47,8 +47,6 @@ const FACTS: usize = 5;
 /// The session of a training.
 pub(crate) struct InSession {
     session: Session,
-    /// Whether each attempt is one of a step.
-    shares_steps: bool,
     /// What a process that joins begins with, where members have something in common.
     kept: Option<Kept>,
     /// Whether this process has joined when all steps were made.
@@ -131,14 +129,12 @@ impl InSession {
             let reason = shared_vectors.err().unwrap_or("its members have made steps without a trainer");
             return Err(TrainError::Late { step, reason });
         }
-        let shares_steps = scheme.shares_steps();
         let (epoch, group) = (session.attempted_epoch(), session.group()?.clone());
         let attempt = Attempt::New { step };
         let (has_joined, [is_computing, is_told, is_asked]) = (step > 0, [false; 3]);
         let failed = None;
         let own = Self {
             session,
-            shares_steps,
             kept,
             is_over: false,
             has_joined,
@@ -239,7 +235,7 @@ fn session_of(trainer: &mut Trainer) -> &mut InSession {
 pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainError> {
     loop {
         give_up_what_was_left(trainer)?;
-        if session_of(trainer).shares_steps {
+        if trainer.scheme.shares_steps() {
             if session_of(trainer).session.step() >= trainer.steps {
                 return Ok(None);
             }
@@ -251,8 +247,7 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
         }
         // A process that joins behind the last exchange has no step to make.
         let has_all = trainer.requested.is_some_and(|step| step >= trainer.steps);
-        let own = session_of(trainer);
-        if own.is_over || (has_all && !own.shares_steps) {
+        if session_of(trainer).is_over || (has_all && !trainer.scheme.shares_steps()) {
             return Ok(None);
         }
         let Some(number) = trainer.requested else {
@@ -265,8 +260,8 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
 
 /// Has an attempt under way whose members the policy knows; false: it is over already.
 fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
+    let is_by_step = trainer.scheme.shares_steps();
     let own = session_of(trainer);
-    let is_by_step = own.shares_steps;
     if !own.is_under_way() {
         let number = begin(trainer)?;
         if number == 0 && !is_prepared(trainer)? {
@@ -417,7 +412,7 @@ fn goes_on_to_the_next(trainer: &mut Trainer) -> Result<bool, TrainError> {
 pub(crate) fn finish(trainer: &mut Trainer) -> Result<Trained, TrainError> {
     let end = loop {
         give_up_what_was_left(trainer)?;
-        if session_of(trainer).shares_steps {
+        if trainer.scheme.shares_steps() {
             if begin(trainer)? == 0 && !is_prepared(trainer)? {
                 continue;
             }

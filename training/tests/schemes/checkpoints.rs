@@ -72,6 +72,14 @@ fn train(
     trainer.finish()
 }
 
+/// A training at its beginning, and its optimizer.
+fn begun(group: &Group, text: &str) -> (Trainer, Sgd) {
+    let (layout, settings) = (Linear.layout(), world());
+    let mut trainer = Trainer::new(group, &scheme(text), &layout, STEPS).expect("has memory");
+    trainer.parameters_mut().copy_from_slice(&Linear.initial());
+    (trainer, Sgd::new(layout.parameters(), settings.learning_rate, settings.momentum))
+}
+
 fn trained(fabric: Fabric, text: &str, steps: u64, from: Option<&Path>, to: Option<&Path>) -> Vec<Trained> {
     with_group(fabric, |group| {
         let trained = train(&group, text, steps, from, to).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -111,10 +119,7 @@ fn a_state_before_each_step_changes_no_bit() {
     ] {
         let whole = simulate(text, &world());
         let all = with_group(Fabric::Shm, |group| {
-            let (layout, settings) = (Linear.layout(), world());
-            let mut trainer = Trainer::new(&group, &scheme(text), &layout, STEPS).expect("has memory");
-            trainer.parameters_mut().copy_from_slice(&Linear.initial());
-            let mut sgd = Sgd::new(layout.parameters(), settings.learning_rate, settings.momentum);
+            let (mut trainer, mut sgd) = begun(&group, text);
             for number in 0..STEPS {
                 trainer.rank_state(&[]).expect("all ranks have one");
                 let mut step = trainer.step().expect("goes on").expect("it is not the last");
@@ -230,10 +235,7 @@ fn a_checkpoint_that_fails_leaves_the_training_as_it_was() {
     for text in ["diloco:every=4", "gossip:direction=push-sum,peer=ring", "bsp"] {
         let whole = simulate(text, &world());
         let all = with_group(Fabric::Shm, |group| {
-            let (layout, settings) = (Linear.layout(), world());
-            let mut trainer = Trainer::new(&group, &scheme(text), &layout, STEPS).expect("has memory");
-            trainer.parameters_mut().copy_from_slice(&Linear.initial());
-            let mut sgd = Sgd::new(layout.parameters(), settings.learning_rate, settings.momentum);
+            let (mut trainer, mut sgd) = begun(&group, text);
             let mut errors = Vec::new();
             loop {
                 if trainer.next_step() == HALF {
