@@ -189,8 +189,7 @@ fn what_prices_say_is_what_is_measured() {
         for collective in [Collective::AllGather, Collective::ReduceScatter] {
             let algorithm = Algorithm::named(name, collective).expect("a name");
             let timed = timed(&wiring, collective, Some(&algorithm));
-            let row = timed.selection.table.iter().find(|row| row.algorithm == timed.selection.algorithm);
-            let predicted = row.expect("its own row").seconds;
+            let predicted = timed.selection.predicted_s().expect("its own row");
             let error = predicted / timed.time.as_secs_f64() - 1.0;
             assert!(
                 error.abs() < 0.1,

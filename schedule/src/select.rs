@@ -37,6 +37,14 @@ pub struct Selection {
     pub table: Vec<Candidate>,
 }
 
+impl Selection {
+    /// The predicted time of the algorithm, in seconds, if it has a price.
+    #[must_use]
+    pub fn predicted_s(&self) -> Option<f64> {
+        self.table.iter().find(|row| row.algorithm == self.algorithm).map(|row| row.seconds)
+    }
+}
+
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {

@@ -283,8 +283,8 @@ impl Planner {
         let priced = select_algorithm(&algorithm, collective, whole, &self.platform)?;
         let row = priced.table.iter().find(|row| (&row.algorithm, row.access) == (&algorithm, access));
         // By the other access, where these bytes are priced by that alone.
-        let row = row.or_else(|| priced.table.iter().find(|row| row.algorithm == priced.algorithm));
-        Ok(Duration::from_secs_f64(row.map_or(0.0, |row| row.seconds)))
+        let price = row.map(|row| row.seconds).or_else(|| priced.predicted_s());
+        Ok(Duration::from_secs_f64(price.unwrap_or(0.0)))
     }
 
     /// As [`Planner::program`]. With `is_private` only the ends of a part know its length, so no

@@ -342,10 +342,9 @@ fn measure_size(task: &Task, bytes: u64, wiring: &Arc<Wiring>) -> Result<Measure
         let checked = moved((MOVED_BYTES_MAX / 2 / u64::from(task.ranks)).next_multiple_of(element))?;
         Measurement { count, samples: vec![timed.time], ..checked }
     };
-    let row = selection.table.iter().find(|row| row.algorithm == selection.algorithm);
     measured.over_links = Some(OverLinks {
         bound_bytes_per_s: bound(task.collective, wiring),
-        predicted_s: row.map_or(0.0, |row| row.seconds),
+        predicted_s: selection.predicted_s().unwrap_or(0.0),
         carried_out: None,
     });
     Ok(measured)

@@ -43,8 +43,7 @@ impl Network for Prices {
         let price = price_in_rank_order(wiring, length).or_else(|error| match error {
             CollectiveError::NotReproducible { .. } => {
                 let chosen = choose(wiring, Collective::AllReduce, length, None)?;
-                let row = chosen.table.iter().find(|row| row.algorithm == chosen.algorithm);
-                Ok(Duration::from_secs_f64(row.map_or(0.0, |row| row.seconds)))
+                Ok(Duration::from_secs_f64(chosen.predicted_s().unwrap_or(0.0)))
             }
             error => Err(error),
         });
