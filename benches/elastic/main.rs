@@ -136,7 +136,7 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
             let is_alike = fabric == Fabric::Tcp && !struck.contains(&0);
             let [beside] = by_torchft(is_alike, arguments, |program, tuned| {
                 recovery(program, struck, &format!("steps compute=0{tuned}")).map(|time| [time])
-            })?;
+            });
             rows.push(Row {
                 what: format!("kill -9 of {name} → next all-reduce, {fabric}"),
                 goal: "p50 ≤ 30 ms, p99 < 100 ms",
@@ -148,29 +148,31 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// What torchft takes for the same, in milliseconds, if it is installed and does the same. Its
-/// processes take long to start, so it is measured three times at most.
+/// What torchft takes for the same, in milliseconds, if it is installed and does the same, or why
+/// there is no figure. Its processes take long to start, so it is measured three times at most.
 fn by_torchft<const N: usize>(
     is_alike: bool,
     arguments: &Arguments,
     measured: impl Fn(Program, &str) -> Result<[f64; N], String>,
-) -> Result<[String; N], String> {
+) -> [String; N] {
     const TIMES_MAX: u32 = 3;
     let Some(program) = Program::torchft() else {
-        return Ok(["skipped: no torchft; run benches/install-peers"; N].map(str::to_owned));
+        return ["skipped: no torchft; run benches/install-peers"; N].map(str::to_owned);
     };
     if !is_alike {
-        return Ok(["–"; N].map(str::to_owned));
+        return ["–"; N].map(str::to_owned);
     }
     let of = |tuned| -> Result<Vec<[f64; N]>, String> {
         (0..arguments.times.min(TIMES_MAX)).map(|_| measured(program.clone(), tuned)).collect()
     };
-    let (usual, tuned) = (of("")?, of(" tuned")?);
-    Ok(std::array::from_fn(|place| {
-        let [usual, tuned] =
-            [&usual, &tuned].map(|all| all.iter().map(|times| times[place]).collect::<Vec<_>>());
-        format!("torchft {}; tuned {}", both(&usual), both(&tuned))
-    }))
+    let (usual, tuned) = (of(""), of(" tuned"));
+    std::array::from_fn(|place| {
+        let [usual, tuned] = [&usual, &tuned].map(|all| match all {
+            Ok(all) => both(&all.iter().map(|times| times[place]).collect::<Vec<_>>()),
+            Err(error) => format!("no figure, as {error}"),
+        });
+        format!("torchft {usual}; tuned {tuned}")
+    })
 }
 
 /// Milliseconds from the first kill to the last survivor's next result.
@@ -210,7 +212,7 @@ fn join(arguments: &Arguments) -> Result<Vec<Row>, String> {
                 let is_alike = fabric == Fabric::Tcp && heal == "boundary";
                 let [beside, beside_still] = by_torchft(is_alike, arguments, |program, tuned| {
                     one_join(program, &format!("steps compute=2000 state={state}{tuned}"))
-                })?;
+                });
                 rows.push(Row {
                     what: format!("a joiner, 4 → 5, {state} MiB, {heal}, {fabric}: join → its first result"),
                     goal: "< 200 ms + state",
@@ -267,7 +269,7 @@ fn heal(arguments: &Arguments) -> Result<Vec<Row>, String> {
             job.await_all("ready")?;
             let newcomer = job.spawn(&settings)?;
             job.await_duration(newcomer, "healed").map(|time| [milliseconds(time)])
-        })?;
+        });
         rows.push(Row {
             what: format!("healing {} MiB from two members, {fabric}", arguments.state),
             goal: "≥ 0.8× a plain get",
@@ -294,7 +296,7 @@ fn overhead(arguments: &Arguments) -> Result<Vec<Row>, String> {
             let mut job = Job::start_by(program, ranks, &format!("overhead{tuned}"))?;
             let group = job.await_duration(0, "group")?;
             Ok([milliseconds(job.await_duration(0, "session")?) - milliseconds(group)])
-        })?;
+        });
         rows.push(Row {
             what: format!("a session without faults, {ranks} ranks, 2 ms steps, {fabric}"),
             goal: "< 1 % over a group",
