@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use links::{Hosts, Wire, ended};
 use pleach::exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key};
+use pleach::session::{Elastic, Session};
 use pleach::transport::clock::now;
+use pleach::{FabricChoice, Options, ReduceOp};
 use rustix::process::{Pid, Signal, kill_process};
 use skipped::skip;
 
@@ -132,6 +134,9 @@ const VANISHED_WITHIN: Duration = Duration::from_secs(25);
 #[test]
 fn part_of_a_child() {
     let Ok(part) = std::env::var(PART) else { return };
+    if let Some(fabric) = part.strip_prefix("member over ") {
+        return member(FabricChoice::Only(fabric.parse().expect("a fabric")));
+    }
     let mut options = EndpointOptions::from_env().expect("they are right");
     options.fabric = ExchangeFabric::Tcp;
     let endpoint = Endpoint::open(&options).expect("a free port");
@@ -158,13 +163,74 @@ fn part_of_a_child() {
     println!("error {:?} {error}", error.kind());
 }
 
+/// A member of a session, which makes steps until a process of another host makes them with it.
+fn member(fabric: FabricChoice) {
+    let mut options = Options::from_env().expect("they are right");
+    options.fabric = fabric;
+    let mut session = match Session::join(&options, &Elastic::between(1, 4)) {
+        Ok(session) => session,
+        Err(error) => return println!("refused {error}"),
+    };
+    println!("member {}", session.seat());
+    let mut sum = session.buffer::<f32>(1).expect("it is short");
+    let until = now() + VANISHED_WITHIN;
+    let mut ranks = 1;
+    while ranks == 1 && now() < until {
+        let verdict = session.attempt(|group, _| {
+            sum.fill(1.0);
+            ranks = group.world_size();
+            group.all_reduce(&mut sum, ReduceOp::Sum)
+        });
+        verdict.expect("nobody ends");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    println!("sum {} of {ranks}", sum[0]);
+    session.leave().expect("nobody ends");
+}
+
+#[test]
+fn a_session_that_begins_on_one_host_takes_a_process_of_another_one() {
+    let Some(hosts) = hosts() else { return };
+    let start = |host: usize, fabric: &str| {
+        let rendezvous = format!("tcp://{}:4020", hosts.address(0));
+        let alone = [("PLEACH_RANK", "0"), ("PLEACH_WORLD_SIZE", "1"), ("PLEACH_RENDEZVOUS", &*rendezvous)];
+        started(&hosts, host, &format!("member over {fabric}"), &alone)
+    };
+    let (first, mut at_first) = start(0, "tcp");
+    assert_eq!(heard(&mut at_first, "member"), "seat 0");
+    let (other, mut at_other) = start(1, "tcp");
+    assert_eq!(heard(&mut at_other, "member"), "seat 1");
+    assert_eq!([heard(&mut at_first, "sum"), heard(&mut at_other, "sum")], ["2 of 2", "2 of 2"]);
+    drop(ended(vec![first, other]));
+
+    // Ranks that share memory listen to nobody, and whoever comes is told what to set.
+    let (mut first, mut at_first) = start(0, "shm");
+    heard(&mut at_first, "member");
+    let (other, mut at_other) = start(1, "shm");
+    let refused = heard(&mut at_other, "refused");
+    assert!(refused.contains("share the memory of one host; begin it over tcp or verbs"), "{refused}");
+    first.kill().expect("it runs");
+    drop(ended(vec![first, other]));
+}
+
 /// A child of this test on a host, and what it prints.
 fn part(hosts: &Hosts, host: usize, part: &str) -> (Child, impl Iterator<Item = String> + use<>) {
+    let interface = hosts.address(host).to_string();
+    started(hosts, host, part, &[("PLEACH_INTERFACE", &interface)])
+}
+
+/// The same with these variables besides the secret.
+fn started(
+    hosts: &Hosts,
+    host: usize,
+    part: &str,
+    variables: &[(&str, &str)],
+) -> (Child, impl Iterator<Item = String> + use<>) {
     let program = std::env::current_exe().expect("this test");
     let line = format!("exec {} --exact part_of_a_child --nocapture", program.display());
     let mut command = hosts.shell(host, &line);
-    command.env(PART, part).env("PLEACH_INTERFACE", hosts.address(host).to_string());
-    command.env("PLEACH_SECRET_FILE", hosts.secret());
+    command.env(PART, part).env("PLEACH_SECRET_FILE", hosts.secret());
+    command.envs(variables.iter().copied());
     let mut child = command.spawn().expect("ip starts");
     let out = std::io::BufReader::new(child.stdout.take().expect("is piped"));
     (child, std::io::BufRead::lines(out).map_while(Result::ok))
@@ -173,8 +239,14 @@ fn part(hosts: &Hosts, host: usize, part: &str) -> (Child, impl Iterator<Item = 
 /// The rest of the line that has this word.
 fn heard(lines: &mut impl Iterator<Item = String>, word: &str) -> String {
     // The harness may have begun the line.
-    let rest = lines.find_map(|line| line.find(word).map(|at| line[at + word.len()..].trim().to_owned()));
-    rest.unwrap_or_else(|| panic!("it ended without '{word}'"))
+    let mut before = Vec::new();
+    for line in lines {
+        if let Some(at) = line.find(word) {
+            return line[at + word.len()..].trim().to_owned();
+        }
+        before.push(line);
+    }
+    panic!("it ended without '{word}': {before:#?}")
 }
 
 #[test]

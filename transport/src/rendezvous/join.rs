@@ -18,7 +18,7 @@ use self::reach_error::ReachError;
 use super::deferred_responder::DeferredResponder;
 use super::device_factory::{DeviceFactory, Fabric, FabricChoice};
 use super::error::JoinError;
-use super::listening::listening_address;
+use super::listening::{listening_address, listening_address_for_later};
 use super::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
 use super::record::{Difference, PROTOCOL_VERSION, RankRecord, ranks_a_processor};
 use super::{Claim, OpenStoreError, Store, StoreError, Terms, World, cut};
@@ -108,7 +108,7 @@ pub fn join_over(
 ) -> Result<Joined, JoinError> {
     let started = now();
     if world.world_size == 1 {
-        return alone(world, options, responder, fabrics);
+        return alone(world, options, None, responder, fabrics);
     }
     let store = world.open_store(started + options.timeout)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
@@ -169,10 +169,14 @@ pub(crate) fn found(
     let world_size = world.world_size;
     if world_size == 1 {
         let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
+        let path = store.as_ref().and_then(|store| store.path());
+        let own = RankRecord::own(1, world.host.as_deref(), None, path, &[]);
+        let address = listening_address_for_later(&World { rank: 0, ..world.clone() }, &[own])?;
         let world = World { rank: 0, secret: Some(secret.clone()), world_size: seats, ..world.clone() };
-        let mut joined = alone(&world, options, responder, fabrics)?;
+        let mut joined = alone(&world, options, address, responder, fabrics)?;
         joined.store = store;
-        let terms = Terms::new(joined.fabric, seats, secret, false);
+        let listens_outside = address.is_some() && joined.fabric != Fabric::Shm;
+        let terms = Terms::new(joined.fabric, seats, secret, listens_outside);
         return Ok((joined, terms));
     }
     let store = store.ok_or(JoinError::NoRendezvous { world_size })?;
@@ -210,10 +214,11 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<(Joined, Terms), JoinError> {
     Ok((joined, terms))
 }
 
-/// A world of one: any device suffices.
+/// A world of one: any device suffices. `address`: what it listens on; loopback when absent.
 fn alone(
     world: &World,
     options: &JoinOptions,
+    address: Option<IpAddr>,
     responder: Arc<dyn Responder>,
     fabrics: &mut dyn DeviceFactory,
 ) -> Result<Joined, JoinError> {
@@ -227,7 +232,7 @@ fn alone(
         match fabrics.make(
             fabric,
             &[PeerFabric::Shm],
-            config(world, options, (secret, None), options.timeout, Arc::clone(&responder)),
+            config(world, options, (secret, address), options.timeout, Arc::clone(&responder)),
         ) {
             Ok(device) => {
                 let (events, store) = (Vec::new(), None);
@@ -498,6 +503,7 @@ impl<'a> JoinProtocol<'a> {
         // Ranks that share memory are on one host.
         let address = match is_asked_for.unwrap_or(best) {
             Fabric::Shm => None,
+            _ if self.seats.is_some() => listening_address_for_later(self.world, records)?,
             _ => listening_address(self.world, records)?,
         };
         let parameters = DeviceParameters {

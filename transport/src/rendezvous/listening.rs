@@ -5,15 +5,19 @@
 //! which the others reached the store. Ranks with a store in a folder take the address of the
 //! default route, or the only address of their host. `PLEACH_INTERFACE` takes precedence.
 //!
-//! **Invariant:** ranks of several hosts do not listen on loopback addresses, and not without a
+//! A job that takes processes later may begin on one host, and processes of others come. So its
+//! ranks listen for other hosts from the beginning, where these can find the job and prove a
 //! secret.
+//!
+//! **Invariant:** ranks of several hosts do not listen on loopback addresses. No rank listens for
+//! other hosts without a secret.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use super::error::JoinError;
 use super::record::RankRecord;
-use super::{StorePath, World};
+use super::{Rendezvous, StorePath, World};
 use crate::Rank;
 use crate::control;
 use crate::tcp::interface_addresses;
@@ -79,6 +83,51 @@ pub(super) fn listening_address(world: &World, records: &[RankRecord]) -> Result
         return Err(JoinError::SecretRequired { rank, host: host(rank), other, other_host: host(other) });
     }
     Ok(Some(address))
+}
+
+/// As [`listening_address`], of a job that takes processes later.
+///
+/// # Errors
+///
+/// As there. That this host has no such address is no error if `PLEACH_INTERFACE` names none: then
+/// processes of this host can join, and no others.
+pub(super) fn listening_address_for_later(
+    world: &World,
+    records: &[RankRecord],
+) -> Result<Option<IpAddr>, JoinError> {
+    if let Some(address) = listening_address(world, records)? {
+        return Ok(Some(address));
+    }
+    if world.secret.is_none() || !world.rendezvous.as_ref().is_some_and(is_found_from_other_hosts) {
+        return Ok(None);
+    }
+    match find(world.interface.as_deref(), world.rank, records, &KernelAddresses) {
+        Ok(address) => Ok(Some(address)),
+        Err(reason @ NoAddress::Interface { .. }) => {
+            let host = records[world.rank as usize].host_shown().to_owned();
+            Err(JoinError::NoAddress { rank: world.rank, host, reason })
+        }
+        Err(reason) => {
+            tracing::info!("rank {} {reason}: no process of another host can join", world.rank);
+            Ok(None)
+        }
+    }
+}
+
+/// Whether processes of other hosts may find a job there. A folder may be one that hosts share.
+fn is_found_from_other_hosts(rendezvous: &Rendezvous) -> bool {
+    let is_outside = |host: &str| {
+        host != "localhost" && host.parse::<IpAddr>().map_or(true, |address| !address.is_loopback())
+    };
+    match rendezvous {
+        Rendezvous::JobFolder { .. } => false,
+        Rendezvous::File { .. } => true,
+        Rendezvous::Tcp { host, .. } => is_outside(host),
+        Rendezvous::C10d { place } => is_outside(&place.host),
+        Rendezvous::TcpList { places } | Rendezvous::Etcd { places, .. } => {
+            places.iter().any(|place| is_outside(&place.host))
+        }
+    }
 }
 
 /// Two ranks that do not reach each other over loopback, if there are such.
@@ -230,6 +279,26 @@ mod tests {
         let mixed =
             [record("a", Some(["127.0.0.1", "127.0.1.1"])), record("a", Some(["127.0.0.1", "127.0.0.1"]))];
         assert_eq!(two_hosts(&mixed), None);
+    }
+
+    #[test]
+    fn a_job_that_begins_on_one_host_listens_for_others_that_can_find_it_and_prove_a_secret() {
+        let records = [record("a", Some(["10.1.0.1", "10.1.0.1"]))];
+        let tcp = |host: &str| Some(Rendezvous::Tcp { host: host.to_owned(), port: 1 });
+        let secret = Some(crate::auth::Secret::new(&[1; 32]));
+        let world = World { rendezvous: tcp("10.1.0.1"), secret, ..World::alone() };
+        let listens = |world: &World| listening_address_for_later(world, &records);
+        assert!(matches!(listens(&world), Ok(Some(address)) if address == ip("10.1.0.1")));
+        for host in ["127.0.0.1", "localhost", "::1"] {
+            let here = World { rendezvous: tcp(host), ..world.clone() };
+            assert!(matches!(listens(&here), Ok(None)), "{host}");
+        }
+        assert!(matches!(listens(&World { secret: None, ..world.clone() }), Ok(None)));
+        let here = World { interface: Some("127.0.0.1".to_owned()), ..world.clone() };
+        assert!(matches!(listens(&here), Ok(None)), "as it was told");
+        let wrong = World { interface: Some("no-such-interface".to_owned()), ..world };
+        let error = listens(&wrong).expect_err("there is no such interface").to_string();
+        assert!(error.contains("PLEACH_INTERFACE"), "{error}");
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! server only introduces: who is a member is the members' agreement.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,6 +82,10 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// How long a member tries to say that it lives, while others look whether one does, and how long a
 /// store outside of the job may take to take that.
 const PRESENCE_LIMIT: Duration = Duration::from_secs(2);
+
+/// How a job begins on one host to which processes of others may come.
+const LATER_HOSTS: &str = "begin it over tcp or verbs (Options::fabric, --fabric), with a PLEACH_SECRET_FILE and a \
+                           PLEACH_RENDEZVOUS that other hosts reach";
 
 /// What the devices of a job have in common.
 #[derive(Clone, Debug)]
@@ -281,12 +286,19 @@ fn open(world: &World, deadline: Nanos) -> Result<(Option<Box<dyn Store>>, bool)
         None => {}
     }
     match as_rank(0, deadline) {
-        Err(
-            error @ (OpenStoreError::PortInUse { .. }
-            | OpenStoreError::Busy { .. }
-            | OpenStoreError::InUse { .. }),
-        ) => as_rank(1, deadline).map(|store| (store, false)).map_err(|_| error.into()),
+        Err(error) if is_served_elsewhere(&error) => {
+            as_rank(1, deadline).map(|store| (store, false)).map_err(|_| error.into())
+        }
         result => Ok((result?, true)),
+    }
+}
+
+/// Whether the store is another process's: that has made it, or the address is another host's.
+fn is_served_elsewhere(error: &OpenStoreError) -> bool {
+    match error {
+        OpenStoreError::PortInUse { .. } | OpenStoreError::Busy { .. } | OpenStoreError::InUse { .. } => true,
+        OpenStoreError::Listen { source, .. } => source.kind() == ErrorKind::AddrNotAvailable,
+        _ => false,
     }
 }
 
@@ -387,7 +399,11 @@ fn device(
 ) -> Result<Box<dyn Device>, JoinError> {
     let is_here = own.same_machine(holder) && own.network == holder.network;
     if !terms.listens_outside && !is_here {
-        let reason = "its members are on one host, where no other host reaches them".to_owned();
+        let reason = match terms.fabric {
+            Fabric::Shm => "its members share the memory of one host",
+            _ => "its members are on one host, and listen for no other one",
+        };
+        let reason = format!("{reason}; {LATER_HOSTS}");
         return Err(JoinError::Closed { reason, is_over: false });
     }
     let address = if terms.listens_outside {
