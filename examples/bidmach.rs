@@ -124,7 +124,7 @@ fn expect_together(scheme: &str, trained: &Trained) -> Result<(), Failure> {
     let worst = trained.parameters.iter().fold(0.0, far);
     assert!(trained.guarantee_held && trained.parameters_equal, "{scheme} keeps what it guarantees");
     assert!(worst < 0.5 * (BEGIN - 1.0), "the models have not come together");
-    // What the scheme guarantees, counted in each exchange: no more ranks than the longest line.
+    // What the scheme guarantees: no exchange has more ranks than the longest line.
     let (rank, ranks) = (trained.rank, trained.ranks);
     let grid = RankSpace::balanced(ranks, DIMENSIONS);
     let lines = (0..grid.extents().len()).map(|dimension| grid.line(rank, dimension).count());
