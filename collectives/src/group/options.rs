@@ -67,7 +67,8 @@ pub struct Options {
     /// table.
     pub tuning: TuningSource,
     /// The links between the ranks, if they are known; the same on all ranks. Then collectives are
-    /// packed for them and schedules chosen by them alone (see also `Group::set_topology`).
+    /// packed for them and schedules chosen by them alone (see also `Group::set_topology`). Those
+    /// of a session are between all its seats.
     pub topology: Option<Arc<Topology>>,
     /// How long a waiting call polls before it sleeps: 200 µs unless changed.
     pub spin: Duration,

@@ -89,7 +89,6 @@ fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<
     let unreadable = |_| JoinGroupError::from(JoinError::Unreadable { rank: seat });
     let mut reader = Reader::new(&roster);
     let job = reader.array().map_err(unreadable)?;
-    let (host, share) = (reader.u32().map_err(unreadable)?, reader.u32().map_err(unreadable)?);
     let members = reader.rest(roster.len()).map_err(unreadable)?;
     let mut roster = Roster::decode(members).map_err(unreadable)?;
     // Whoever gives seats names those of the job's device alone.
@@ -98,7 +97,7 @@ fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<
         return Err(JoinGroupError::from(JoinError::Unreadable { rank: seat }).into());
     }
     let process = Process { seat: Seat(seat), incarnation: device.info().incarnation };
-    roster.insert(Neighbour::new(process, host, share, device.info().address.clone()));
+    roster.insert(roster.newcomer(process, device.info().address.clone(), seats as u32));
     let world = World { rank: seat, ..options.world.clone() };
     let (options, events) = (Options { world, ..options }, Vec::new());
     Ok(Arrived { options, settings, terms, server: None, process, job, first: None, roster, device, events })

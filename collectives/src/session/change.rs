@@ -165,7 +165,8 @@ pub enum SessionError {
     /// process's memory any more.
     #[error(
         "{answered} of {members} members answered within {} ms, and a majority has to, or all whose end no witness of \
-         this host has seen; look at the hosts of the others, then start all again", .waited.as_millis()
+         this host has seen; if a host is gone, say so by `pleach members ADDRESS --certify HOST` within that time, or let \
+         the job keep its records in an etcd (PLEACH_RENDEZVOUS); now start all again", .waited.as_millis()
     )]
     NoQuorum {
         /// Those that answered, this process included.

@@ -507,11 +507,23 @@ impl Reading<'_> {
         let mut told_at = began;
         // Blocks, and how often each was tried.
         let mut waiting: VecDeque<(usize, usize)> = VecDeque::new();
+        // By source, of those that have diverged: how many blocks, and the first.
+        let mut diverged: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
         for block in 0..self.blocks.len() {
-            self.sources_of(block)?;
+            let (_, have) = self.sources_of(block)?;
+            for source in (0..self.sources.len()).filter(|source| !have.contains(source)) {
+                diverged.entry(source).or_insert((0, block)).0 += 1;
+            }
             if !self.kept.has_come[block] {
                 waiting.push_back((block, 0));
             }
+        }
+        for (source, (count, first)) in diverged {
+            let (process, state) = (self.sources[source], self.states.name(self.blocks[first].0));
+            let of = self.blocks.len();
+            tracing::warn!(
+                "{process} has other states than the others: {count} of {of} blocks, the first in '{state}'"
+            );
         }
         let mut under_way: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
         let (mut is_over, mut is_refused) = (false, false);
@@ -574,13 +586,7 @@ impl Reading<'_> {
             let state = format!("'{}'", self.states.name(self.blocks[block].0));
             return Err(SessionError::Diverged { state, members: self.sources.to_vec() });
         };
-        let (have, differ): (Vec<usize>, Vec<usize>) =
-            (0..hashes.len()).partition(|source| hashes[*source] == expected);
-        for source in differ {
-            let (process, state) = (self.sources[source], self.states.name(self.blocks[block].0));
-            tracing::warn!("{process} has another state '{state}' than the others (block {block})");
-        }
-        Ok((expected, have))
+        Ok((expected, (0..hashes.len()).filter(|source| hashes[*source] == expected).collect()))
     }
 
     /// Begins to read a block.

@@ -156,20 +156,20 @@ impl Session {
         if fewest == 0 || fewest > most {
             return Err(SessionError::Limits { fewest, most, ranks });
         }
-        expect_supported(options)?;
+        expect_supported(options, elastic)?;
+        let since = clock::now();
         let tuning = options.tuning.read().map_err(JoinGroupError::from)?;
         let options = Options { tuning, ..options.clone() };
         let incoming = Arc::new(Incoming::default());
         let arrived = arriving::arrive(options, elastic, &incoming)?;
         let process = arrived.process();
         let mut session = arrived.enter(elastic, incoming)?;
-        session.await_seat(process)?;
+        session.await_seat(process, since)?;
         Ok(session)
     }
 
-    /// Waits until this process is a member.
-    fn await_seat(&mut self, process: Process) -> Result<(), SessionError> {
-        let since = clock::now();
+    /// Waits until this process is a member; it came then.
+    fn await_seat(&mut self, process: Process, since: clock::Nanos) -> Result<(), SessionError> {
         let mut state = self.member.lock();
         loop {
             if let Some(error) = self.end_of(&mut state) {
@@ -770,13 +770,19 @@ impl Drop for Session {
 }
 
 /// Refuses what groups of epochs cannot do, rather than to do without it.
-fn expect_supported(options: &Options) -> Result<(), SessionError> {
+fn expect_supported(options: &Options, elastic: &Elastic) -> Result<(), SessionError> {
     let unsupported = |option, remedy| Err(SessionError::Unsupported { option, remedy });
     if options.connect != Connect::AtJoin {
         return unsupported("Options::connect other than at join", "leave it as it is");
     }
     if options.space != Space::Host {
         return unsupported("Options::space other than the host's memory", "copy to and from the GPU's");
+    }
+    if options.topology.as_ref().is_some_and(|topology| topology.ranks() < elastic.most) {
+        return unsupported(
+            "a topology of fewer ranks than seats",
+            "give that of all seats, or leave it out",
+        );
     }
     Ok(())
 }
@@ -795,16 +801,59 @@ impl Drop for TellsOfPanic<'_> {
 #[cfg(test)]
 mod tests {
     use pleach_membership::Message;
-    use pleach_transport::rendezvous::World;
+    use pleach_packing::topology::preset;
+    use pleach_transport::rendezvous::{Rendezvous, World};
     use pleach_transport::{PostError, Responder as _, rendezvous::FabricChoice};
 
     use super::*;
     use crate::engine::EngineError;
 
+    /// How long a question may take, on a busy machine.
+    const ASK_LIMIT: Duration = Duration::from_secs(60);
+
     fn alone() -> Session {
         let mut options = Options::new(World::alone());
         options.fabric = FabricChoice::Only(pleach_transport::rendezvous::Fabric::Tcp);
         Session::join(&options, &Elastic::between(1, 1)).expect("joins")
+    }
+
+    #[test]
+    fn questions_are_answered_while_a_process_waits_for_a_seat() {
+        let folder = std::env::temp_dir().join(format!("pleach-full-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("a new folder");
+        let world = World { rendezvous: Some(Rendezvous::File { folder: folder.clone() }), ..World::alone() };
+        let mut options = Options::new(world.clone());
+        options.fabric = FabricChoice::Only(pleach_transport::rendezvous::Fabric::Tcp);
+        let full = Session::join(&options, &Elastic::between(1, 1)).expect("joins");
+        let (longest, waited) = std::thread::scope(|scope| {
+            let newcomer = scope.spawn(|| {
+                let since = clock::now();
+                let error = Session::join(&options, &Elastic::between(1, 1)).expect_err("there is no seat");
+                assert!(error.to_string().contains("all its 1 seats are taken"), "{error}");
+                clock::now().since(since)
+            });
+            let mut longest = Duration::ZERO;
+            while !newcomer.is_finished() {
+                let since = clock::now();
+                let rows = asks::members(&world, ASK_LIMIT).expect("the job runs");
+                assert_eq!(rows.len(), 1);
+                longest = longest.max(clock::now().since(since));
+                // A server answers a number of them, and is opened anew then.
+                std::thread::park_timeout(Duration::from_millis(200));
+            }
+            (longest, newcomer.join().expect("it was refused"))
+        });
+        drop(full);
+        std::fs::remove_dir_all(folder).expect("it is there");
+        assert!(longest < waited / 2, "a question waited {longest:?} of {waited:?}");
+    }
+
+    #[test]
+    fn a_topology_without_links_of_some_seats_is_refused() {
+        let mut options = Options::new(World::alone());
+        options.topology = Some(Arc::new(preset("star:4@1").expect("a topology")));
+        let error = Session::join(&options, &Elastic::between(1, 5)).expect_err("a seat has no links");
+        assert!(error.to_string().contains("a topology of fewer ranks than seats"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Where processes are: what is known of those that may be connected to.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use pleach_membership::{Process, Record, Seat};
 use pleach_transport::wire::{Malformed, Reader, Writer};
@@ -45,9 +45,8 @@ impl Neighbour {
     /// The address of its host, where it listens on one that others reach, or else the host's
     /// number.
     pub(crate) fn host_shown(&self) -> String {
-        let text = self.address.0.rsplit(['/', ' ']).next().unwrap_or_default();
-        match text.parse::<SocketAddr>() {
-            Ok(address) if !address.ip().is_loopback() => address.ip().to_string(),
+        match ip_of(&self.address) {
+            Some(ip) if !ip.is_loopback() => ip.to_string(),
             _ => self.host.to_string(),
         }
     }
@@ -68,6 +67,12 @@ impl Neighbour {
         let address = Address(reader.text(ADDRESS_BYTES_MAX)?);
         Ok(Self { process, host, ranks_a_processor, address })
     }
+}
+
+/// Where it listens for connections; `None`: processes of its host alone reach it.
+fn ip_of(address: &Address) -> Option<IpAddr> {
+    let text = address.0.rsplit(['/', ' ']).next().unwrap_or_default();
+    text.parse::<SocketAddr>().ok().map(|address| address.ip())
 }
 
 /// What a process knows of the places of members and of those that wait to join.
@@ -91,12 +96,15 @@ impl Roster {
         self.0.values()
     }
 
-    /// Where a newcomer on this seat is: the number of its host, and ranks for each processor.
-    /// Decided by one process, and told to all.
-    pub(crate) fn place_for(&self, own: Process, seat: Rank, shares_memory: bool, seats: u32) -> (u32, u32) {
-        let host = self.0.get(&own).map_or(0, |own| own.host);
+    /// A newcomer, of which this roster was told. Its host is that of those who listen on the same
+    /// address, or one of its own. The newcomer and who gives seats make it of the same roster, and
+    /// all others are told, so all know the same of it.
+    pub(crate) fn newcomer(&self, process: Process, address: Address, seats: u32) -> Neighbour {
+        let ip = ip_of(&address);
+        let beside = self.0.values().find(|neighbour| ip_of(&neighbour.address) == ip);
+        let host = beside.map_or(seats + process.seat.0, |neighbour| neighbour.host);
         let share = self.0.values().map(|neighbour| neighbour.ranks_a_processor).max();
-        (if shares_memory { host } else { seats + seat }, share.unwrap_or(1))
+        Neighbour::new(process, host, share.unwrap_or(1), address)
     }
 
     /// Forgets all that are neither members nor kept.
@@ -128,6 +136,26 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_newcomer_is_on_the_host_of_those_who_listen_on_its_address() {
+        let at = |seat: u32, host: u32, address: &str| {
+            Neighbour::new(Process::new(seat, 1), host, seat + 1, Address(address.to_owned()))
+        };
+        let place = |roster: &Roster, address: &str| {
+            let newcomer = roster.newcomer(Process::new(5, 1), Address(address.to_owned()), 8);
+            (newcomer.host, newcomer.ranks_a_processor)
+        };
+        let roster =
+            Roster::new([at(0, 0, "10.1.0.1:4000"), at(1, 1, "10.1.0.2:4000"), at(2, 1, "10.1.0.2:4001")]);
+        assert_eq!(place(&roster, "10.1.0.1:4002"), (0, 3));
+        assert_eq!(place(&roster, "10.1.0.2:4002"), (1, 3));
+        assert_eq!(place(&roster, "10.1.0.3:4000"), (8 + 5, 3), "a host of its own");
+        let here = Roster::new([at(0, 0, "127.0.0.1:4000")]);
+        assert_eq!(place(&here, "127.0.0.1:4001"), (0, 1));
+        let shared = Roster::new([at(0, 3, "shm/1"), at(1, 3, "shm/2")]);
+        assert_eq!(place(&shared, "shm/3"), (3, 2));
+    }
 
     #[test]
     fn a_roster_survives_the_wire_and_cut_ones_are_refused() {

@@ -1,8 +1,10 @@
 //! The thread that gives seats to newcomers, where this process holds the job's seat server.
 //!
 //! It is a thread of its own, as the store behind the server blocks. Where no process holds the
-//! server, the member on the lowest seat opens it again.
+//! server, the member on the lowest seat opens it again. Newcomers get seats in turn, and may wait
+//! for each other; questions are answered meanwhile.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,14 +13,12 @@ use pleach_membership::{Process, Seat};
 use pleach_transport::Nanos;
 use pleach_transport::clock::now;
 use pleach_transport::rendezvous::{
-    Fabric, JoinError, JoinOptions, OpenStoreError, Rendezvous, SeatRequest, SeatServer, StoreError, Terms,
-    World,
+    JoinError, JoinOptions, OpenStoreError, Rendezvous, SeatRequest, SeatServer, StoreError, Terms, World,
 };
 use pleach_transport::wire::Writer;
 
 use super::asks::{Ask, Reply};
 use super::member::Member;
-use super::roster::Neighbour;
 
 /// How long requests are awaited before the session is looked at.
 const LISTEN: Duration = Duration::from_millis(100);
@@ -35,6 +35,9 @@ const REOPEN_LIMIT: Duration = Duration::from_millis(200);
 
 /// How long a newcomer waits for a seat: the death of a member may not be known yet.
 const SEAT_WAIT: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether a seat is free.
+const SEAT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How long the newcomer's device may take.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(5);
@@ -83,6 +86,7 @@ impl SeatThread {
 
     fn keep(&self, member: &Member, mut server: Option<SeatServer>) {
         let mut since = now();
+        let mut later = VecDeque::new();
         let (mut lowest, mut next_try) = (None, since);
         while !member.is_over() {
             let Some(open) = &mut server else {
@@ -109,61 +113,75 @@ impl SeatThread {
                 }
                 continue;
             };
-            let result = open.next(now() + LISTEN).and_then(|request| match request {
-                Some(request) => self.serve(member, open, request),
-                None => Ok(()),
-            });
+            let result = match later.pop_front() {
+                Some(request) => self.seat(member, open, &request, &mut later),
+                None => attend(member, open, now() + LISTEN, &mut later),
+            };
             if let Err(error) = &result {
                 tracing::debug!("the seat server is closed: {error}");
             }
-            if result.is_err() || open.is_worn() {
+            if result.is_err() || (open.is_worn() && later.is_empty()) {
                 (server, since) = (None, now());
+                later.clear();
             }
         }
     }
 
-    fn serve(
+    /// Gives a newcomer a seat, and waits for its device. Others wait in `later`.
+    fn seat(
         &self,
         member: &Member,
         server: &mut SeatServer,
-        request: SeatRequest,
+        request: &SeatRequest,
+        later: &mut VecDeque<SeatRequest>,
     ) -> Result<(), StoreError> {
-        if let Some(question) = request.question() {
-            let reply = match Ask::decode(question) {
-                Ok(ask) => member.answer(ask),
-                Err(_) => Reply::Refused("the job runs another version and cannot read that".to_owned()),
-            };
-            return server.reply(&request, &reply.encode(), now() + ANSWER_LIMIT);
-        }
         let until = now() + SEAT_WAIT;
         let seat = loop {
             let seat = member.free_seat(request.wanted(), self.seats);
             if seat.is_some() || member.is_over() || now() >= until {
                 break seat;
             }
-            std::thread::park_timeout(REOPEN_INTERVAL / 10);
+            attend(member, server, now() + SEAT_INTERVAL, later)?;
         };
         let deadline = now() + ANSWER_LIMIT;
         let Some(seat) = seat else {
             let reason = format!("all its {} seats are taken", self.seats);
-            return server.refuse(&request, &reason, deadline);
+            return server.refuse(request, &reason, deadline);
         };
         let roster = member.roster();
-        let shares_memory = self.terms.fabric() == Fabric::Shm;
-        let (host, share) = roster.place_for(member.process(), seat, shares_memory, self.seats);
-        let told = Writer::default().raw(&member.job().digest).u32(host).u32(share);
-        let told = told.raw(&roster.encode()).finish();
-        server.invite(&request, seat, &self.terms, &told, deadline)?;
+        let told = Writer::default().raw(&member.job().digest).raw(&roster.encode()).finish();
+        server.invite(request, seat, &self.terms, &told, deadline)?;
         let until = now() + ARRIVAL_LIMIT;
         while now() < until && !member.is_over() {
-            if let Some((incarnation, address)) = server.arrived(&request, until.min(now() + LISTEN))? {
+            attend(member, server, now(), later)?;
+            if let Some((incarnation, address)) = server.arrived(request, until.min(now() + LISTEN))? {
                 let process = Process { seat: Seat(seat), incarnation };
-                member.newcomer(Neighbour::new(process, host, share, address));
+                member.newcomer(roster.newcomer(process, address, self.seats));
                 break;
             }
         }
         Ok(())
     }
+}
+
+/// Answers a question, if one is asked until then. A newcomer that comes waits in `later`, as seats
+/// are given in turn.
+fn attend(
+    member: &Member,
+    server: &mut SeatServer,
+    until: Nanos,
+    later: &mut VecDeque<SeatRequest>,
+) -> Result<(), StoreError> {
+    let Some(request) = server.next(until)? else { return Ok(()) };
+    let Some(question) = request.question() else {
+        later.push_back(request);
+        return Ok(());
+    };
+    let reply = match Ask::decode(question) {
+        Ok(ask) => member.answer(ask),
+        Err(_) => Reply::Refused("the job runs another version and cannot read that".to_owned()),
+    };
+    server.reply(&request, &reply.encode(), now() + ANSWER_LIMIT)
 }
 
 /// Whether another process holds the server.
