@@ -286,8 +286,8 @@ const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
 /// deadlines, which pass before.
 const CONNECT_ON_USE_LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// How long a rank waits in the store between two polls of its device: its peers may need these
-/// polls to connect.
+/// How long a rank waits in the store between two polls of its device, which its peers may need to
+/// connect, and for its device between two looks whether the store has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Share of the remaining time for the round in which ranks report why they did not connect,
@@ -671,8 +671,11 @@ impl<'a> JoinProtocol<'a> {
             if left.is_zero() {
                 return Err(ReachError::late(missing, self.world.rank, now().since(started), address_of));
             }
+            if let Some(reason) = self.store.ended() {
+                return Err(ReachError::Ended(reason));
+            }
             if quiet && let Some(armed) = device.arm() {
-                armed.wait(now(), left);
+                armed.wait(now(), left.min(POLL_INTERVAL));
             }
         }
     }

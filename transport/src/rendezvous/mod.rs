@@ -120,6 +120,12 @@ pub trait Store: Send {
     fn path(&self) -> Option<StorePath> {
         None
     }
+
+    /// Why no rank comes any more, if that is known here. Asked while a rank waits for something
+    /// else than the store.
+    fn ended(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The ends of a rank's connection to the store.

@@ -88,6 +88,10 @@ impl Store for PrefixStore {
     fn path(&self) -> Option<StorePath> {
         self.whole().path()
     }
+
+    fn ended(&self) -> Option<String> {
+        self.whole().ended()
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub(super) enum ReachError {
         ranks_shown(.ranks), .waited.as_millis(), addresses_shown(.addresses)
     )]
     Late { ranks: Vec<Rank>, addresses: Vec<(Rank, String)>, waited: Duration },
+    #[error("{0}")]
+    Ended(String),
 }
 
 /// The address for other hosts, which is the last of a device's addresses.
@@ -63,7 +65,7 @@ impl ReachError {
     pub(super) fn is_absence(&self) -> bool {
         match self {
             Self::Connect(_) => false,
-            Self::Late { .. } => true,
+            Self::Late { .. } | Self::Ended(_) => true,
             Self::Lost { cause, .. } => matches!(
                 cause,
                 LossCause::ProcessEnded
