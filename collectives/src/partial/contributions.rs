@@ -22,6 +22,12 @@ impl Contributions {
         Self(self.0 | other.0)
     }
 
+    /// Those but this one.
+    #[must_use]
+    pub(crate) fn without(self, contribution: Contribution) -> Self {
+        Self(self.0 & !Self::of(contribution).0)
+    }
+
     /// Whether a contribution is among them.
     pub(crate) fn contains(self, contribution: Contribution) -> bool {
         self.0 >> contribution & 1 == 1

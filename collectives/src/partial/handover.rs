@@ -116,13 +116,16 @@ impl Handover {
         self.pending = self.late.take().or(self.handed.map(Contributions::of));
     }
 
-    /// After the group has failed: a late contribution that went with this one, which the caller
-    /// gets back.
-    pub(crate) fn take_companion(&mut self, contribution: Contribution) -> Option<Contribution> {
-        let places = [&mut self.pending, &mut self.late, &mut self.bound[0]];
-        let mut held = places.into_iter();
-        let place = held.find(|given| given.is_some_and(|given| given.contains(contribution)))?;
-        place.take()?.iter().find(|other| *other != contribution)
+    /// After the group has failed: a contribution that is in no result, other than this one, which
+    /// the caller has. The caller gets it back.
+    pub(crate) fn take_back(&mut self, own: Contribution) -> Option<Contribution> {
+        let [given, apart] = &mut self.bound;
+        let mut places = [&mut self.pending, &mut self.late, given, apart].into_iter().flatten();
+        places.find_map(|held| {
+            let other = held.iter().find(|contribution| *contribution != own)?;
+            *held = held.without(other);
+            Some(other)
+        })
     }
 }
 
@@ -154,9 +157,19 @@ mod tests {
     fn what_went_with_a_contribution_comes_back_after_a_failure() {
         let mut handover = Handover::new(4);
         handover.hand_over(1, Some(Contributions::of(3)));
-        assert_eq!(handover.clone().take_companion(1), Some(3));
+        assert_eq!(handover.clone().take_back(1), Some(3));
         handover.bind(LateGoes::InPlace);
-        assert_eq!((handover.take_companion(1), handover.take_companion(1)), (Some(3), None));
+        assert_eq!((handover.take_back(1), handover.take_back(1)), (Some(3), None));
+        handover.end();
+        handover.hand_over_late(2, None, true);
+        assert_eq!(handover.take_back(2), None, "it has that");
+        handover.bind(LateGoes::InPlace);
+        handover.hand_over_late(0, None, true);
+        assert_eq!(
+            (handover.take_back(0), handover.take_back(0)),
+            (Some(2), None),
+            "its round has not ended"
+        );
     }
 }
 

@@ -293,10 +293,10 @@ impl Rounds {
         self.take_late_with_next().and_then(|late| late.iter().next())
     }
 
-    /// After the group has failed: a late contribution that went with this one, which the caller
-    /// gets back.
-    pub(crate) fn take_companion(&mut self, contribution: Contribution) -> Option<Contribution> {
-        self.handover.take_companion(contribution)
+    /// After the group has failed: a contribution that is in no result, other than this one, which
+    /// the caller has. The caller gets it back.
+    pub(crate) fn take_back(&mut self, own: Contribution) -> Option<Contribution> {
+        self.handover.take_back(own)
     }
 
     /// The late contribution that goes with the next one.

@@ -107,13 +107,20 @@ impl RawPartial {
         self.expect_going()?;
         self.await_stream()?;
         let mut facts = Vec::new();
-        if self.terms.activation.factor().is_some() || self.exact.is_some() {
-            // A group that has failed multiplies nothing.
+        if self.terms.activation.factor().is_some() {
+            // A group that has failed multiplies nothing, so nothing is added either that was
+            // multiplied.
             expect_working(&driver.lock())?;
+        }
+        if self.terms.activation.factor().is_some() || self.exact.is_some() {
             facts = self.prepare();
         }
         let mut core = driver.lock();
-        expect_working(&core)?;
+        if let Err(error) = expect_working(&core) {
+            drop(core);
+            self.take_back(driver)?;
+            return Err(error.into());
+        }
         while let Some(late) = core.expect_rounds().take_late() {
             drop(core);
             self.add_to_current(late)?;
@@ -158,8 +165,7 @@ impl RawPartial {
         let (ended, awaited) = match self.await_round(driver, core) {
             Ok(found) => found,
             Err(error) => {
-                let companion = driver.lock().expect_rounds().take_companion(started);
-                companion.map_or(Ok(()), |late| self.add_to_current(late))?;
+                self.take_back(driver)?;
                 return Err(error.into());
             }
         };
@@ -261,6 +267,16 @@ impl RawPartial {
     /// and the stream reads no result any more. Rounds go on meanwhile.
     fn await_stream(&self) -> Result<(), CollectiveError> {
         self.group.stream.as_ref().map_or(Ok(()), |stream| self.group.wait_for_mark(&stream.record_event()?))
+    }
+
+    /// After the group has failed: combines with the current contribution what was handed over
+    /// before and is in no result.
+    fn take_back(&mut self, driver: &Driver) -> Result<(), CollectiveError> {
+        loop {
+            let held = driver.lock().expect_rounds().take_back(self.current);
+            let Some(held) = held else { return Ok(()) };
+            self.add_to_current(held)?;
+        }
     }
 
     /// Combines a late contribution with the current one, in the current one.
