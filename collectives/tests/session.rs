@@ -16,6 +16,8 @@ mod member;
 mod outside_stores;
 #[path = "session/over_tcp.rs"]
 mod over_tcp;
+#[path = "session/parts.rs"]
+mod parts;
 #[path = "../../tests/ports/mod.rs"]
 mod ports;
 #[path = "session/served.rs"]
@@ -29,6 +31,7 @@ mod stores;
 use std::time::Duration;
 
 use job::{Job, Told};
+use pleach_vocabulary::random::Random;
 use rustix::process::Signal;
 
 /// Not a test: one member of one of the tests, which start it.
@@ -81,6 +84,11 @@ on_every_fabric!(
     who_dies_while_it_heals_behind_a_step_holds_nobody_up,
     a_step_that_does_not_only_reduce_is_repeated_after_healing,
     who_has_read_nothing_is_told_so_when_it_leaves,
+    survivors_of_a_death_make_their_parts_anew,
+    deaths_while_parts_are_made_and_used_lose_and_repeat_nothing,
+    who_was_stopped_changes_no_part_of_the_others,
+    who_joins_has_its_place_in_each_part,
+    who_heals_behind_a_step_is_in_the_parts_of_the_next,
 );
 
 fn without_faults_each_step_is_committed_once(fabric: &str) {
@@ -563,4 +571,70 @@ fn who_has_read_nothing_is_told_so_when_it_leaves(fabric: &str) {
     job.await_further_steps();
     job.finish();
     job.check();
+}
+
+fn survivors_of_a_death_make_their_parts_anew(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &["parts=1"]);
+    job.await_step(2, 5);
+    job.signal(2, Signal::KILL);
+    job.await_all_of(&[0, 1, 3]);
+    job.finish();
+    job.check();
+    for seat in [0, 1, 3] {
+        assert!(job.retries(seat) <= 1, "one death is one change");
+        // What the session itself has is neither registered nor connected anew.
+        assert_eq!(job.set_up(seat), (4, 3, 1), "seat {seat}: registered, connected, epoch");
+    }
+}
+
+fn deaths_while_parts_are_made_and_used_lose_and_repeat_nothing(fabric: &str) {
+    let seed = job::seed();
+    for run in 0..4_u64 {
+        let mut random = Random::new(seed.wrapping_add(run));
+        let mut job = Job::start(fabric, 4, &["parts=1"]);
+        job.await_step(0, 2 + random.below(4));
+        for struck in 0..1 + random.below(2) {
+            job.listen(Duration::from_micros(random.below(40_000)));
+            job.signal(1 + struck as u32, Signal::KILL);
+        }
+        job.await_further_steps();
+        job.finish();
+        job.check_or(&format!("seed {seed}, run {run}"));
+    }
+}
+
+fn who_was_stopped_changes_no_part_of_the_others(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["suspect=500", "watch=1", "parts=1"]);
+    job.await_step(1, 4);
+    job.signal(1, Signal::STOP);
+    job.await_all_of(&[0, 2]);
+    job.signal(1, Signal::CONT);
+    job.await_told(1, |told| matches!(told, Told::End(_)));
+    job.await_further_steps();
+    job.finish();
+    job.check();
+    assert_eq!(job.ends(1), ["Expelled"]);
+}
+
+fn who_joins_has_its_place_in_each_part(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["parts=1"]);
+    job.await_step(0, 3);
+    let third = job.spawn(2, &[]);
+    job.await_all_of(&[0, 1, third]);
+    job.finish();
+    job.check();
+    for seat in [0, 1] {
+        assert_eq!(job.retries(seat), 0, "seat {seat}");
+    }
+}
+
+fn who_heals_behind_a_step_is_in_the_parts_of_the_next(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["parts=1", "heal=hidden", "state=300000"]);
+    job.await_step(0, 3);
+    let third = job.spawn(2, &[]);
+    job.await_all_of(&[0, 1, third]);
+    job.await_further_steps();
+    job.finish();
+    job.check();
+    assert_eq!((neutral(&job, third), job.retries(0)), (1, 0));
 }

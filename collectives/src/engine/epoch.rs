@@ -11,9 +11,11 @@
 //! the pairs were drained, and no peer begins a run before it has heard where this rank's scratch
 //! is. Signatures are seeded with the epoch's digest besides.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
-use pleach_transport::{Device, PostError, Slice};
+use pleach_transport::mutex::lock;
+use pleach_transport::{Device, Nanos, PostError, Slice};
 use pleach_vocabulary::Rank;
 
 use super::fault::{Fault, FaultKind};
@@ -25,17 +27,57 @@ pub(crate) struct EpochEnd {
     /// Is told of the engine's faults, on the thread that finds them. Never blocks.
     found: Box<dyn Fn(&Fault) + Send + Sync>,
     over: OnceLock<Fault>,
+    /// Of a part of the epoch's group: for so long a peer that has ended its pairs there is no
+    /// fault.
+    patience: Option<Duration>,
+    /// Such a fault that was not told.
+    untold: Mutex<Option<Untold>>,
+}
+
+/// A fault that is told if the epoch does not end.
+struct Untold {
+    fault: Fault,
+    /// Since when the engine has waited.
+    since: Option<Nanos>,
 }
 
 impl EpochEnd {
     /// `found` is told of faults, and never blocks.
     pub(crate) fn new(found: impl Fn(&Fault) + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { found: Box::new(found), over: OnceLock::new() })
+        Arc::new(Self::told(Box::new(found), None))
+    }
+
+    /// The same for a part of the epoch's group, with devices of its own. A member that hears of
+    /// the next epoch first severs its peers there, and one that could not make the part leaves it:
+    /// both live. That a member has ended, the session finds itself. So what a peer does that ends
+    /// its pairs is told only when an engine that is used has waited so long.
+    pub(crate) fn of_part(patience: Duration, found: impl Fn(&Fault) + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self::told(Box::new(found), Some(patience)))
+    }
+
+    fn told(found: Box<dyn Fn(&Fault) + Send + Sync>, patience: Option<Duration>) -> Self {
+        Self { found, over: OnceLock::new(), patience, untold: Mutex::default() }
     }
 
     /// Tells the session of a fault of this engine.
     pub(crate) fn found(&self, fault: &Fault) {
-        (self.found)(fault);
+        let may_be_echo = matches!(fault.kind, FaultKind::Lost | FaultKind::Left | FaultKind::Protocol);
+        if self.patience.is_some() && may_be_echo {
+            lock(&self.untold).get_or_insert_with(|| Untold { fault: fault.clone(), since: None });
+        } else {
+            (self.found)(fault);
+        }
+    }
+
+    /// The engine waits for the end.
+    pub(crate) fn await_over(&self, now: Nanos) {
+        let Some(patience) = self.patience else { return };
+        let mut untold = lock(&self.untold);
+        let is_due = |untold: &mut Untold| now.since(*untold.since.get_or_insert(now)) >= patience;
+        if let Some(Untold { fault, .. }) = untold.take_if(is_due) {
+            drop(untold);
+            (self.found)(&fault);
+        }
     }
 
     /// The end, once there is one.
@@ -86,5 +128,44 @@ impl Engine {
             engine.connected(peer);
         }
         Ok(engine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_ends_its_pairs_in_a_part_is_a_fault_only_when_the_epoch_goes_on() {
+        let told = Arc::new(AtomicU32::new(0));
+        let counts = || {
+            let told = Arc::clone(&told);
+            // Relaxed: one thread.
+            move |_: &Fault| {
+                told.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let patience = Duration::from_secs(2);
+        let whole = EpochEnd::new(counts());
+        let part = EpochEnd::of_part(patience, counts());
+        let of = |kind| StatusBoard::new(0).fault(kind, 1, String::new());
+        let counted = || told.swap(0, Ordering::Relaxed);
+        for kind in [FaultKind::Lost, FaultKind::Left, FaultKind::Protocol, FaultKind::TimedOut] {
+            whole.found(&of(kind));
+            assert_eq!(counted(), 1, "{kind:?}");
+        }
+        part.found(&of(FaultKind::TimedOut));
+        part.found(&of(FaultKind::Mismatch));
+        assert_eq!(counted(), 2, "these are told at once");
+        let now = Nanos(7);
+        part.await_over(now);
+        part.found(&of(FaultKind::Lost));
+        part.found(&of(FaultKind::Left));
+        for (after, times) in [(0, 0), (1, 0), (2, 1), (3, 0)] {
+            part.await_over(now + Duration::from_secs(60 + after));
+            assert_eq!(counted(), times, "{after} s after the engine has begun to wait");
+        }
     }
 }

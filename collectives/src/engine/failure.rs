@@ -318,6 +318,7 @@ impl Engine {
         if let Some(end) = self.board.epoch_end() {
             // The session tells the others, and has agreed with them.
             negotiation.rest(now);
+            end.await_over(now);
             let Some(fault) = end.over().filter(|_| verdict.is_none()) else { return false };
             (*verdict, *sever_at) = (Some(Arc::new(fault.clone())), now);
             return true;

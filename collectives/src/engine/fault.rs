@@ -96,6 +96,11 @@ impl PartialEq for Fault {
 impl Eq for Fault {}
 
 impl Fault {
+    /// The rank that is gone or late, if that is the fault.
+    pub(crate) fn late(&self) -> Option<Rank> {
+        matches!(self.kind, FaultKind::Lost | FaultKind::Left | FaultKind::TimedOut).then_some(self.subject)
+    }
+
     /// The values by which two ranks have found the same fault, in the order in which one fault
     /// goes before another.
     fn verdict(&self) -> impl Ord + use<> {

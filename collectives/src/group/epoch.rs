@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use pleach_schedule::cost::Platform;
-use pleach_transport::rendezvous::Fabric;
+use pleach_transport::rendezvous::{Fabric, Store};
 use pleach_transport::{Device, Memory, Nanos, Slice, clock};
 use pleach_vocabulary::Rank;
 
@@ -14,8 +14,9 @@ use super::driver::Driver;
 use super::exact::Exact;
 use super::join::{platform, settings, wiring};
 use super::observed::SessionMetrics;
+use super::parts::Parts;
 use super::unwinding::NoUnwinding;
-use super::{Buffer, CollectiveError, Connection, Element, Group, GroupError, Options, next_number};
+use super::{Buffer, CollectiveError, Connection, Element, Group, GroupError, Options, Origin, next_number};
 use crate::compute::HostCompute;
 use crate::engine::{Carried, FaultKind, ScratchLayout, StatusBoard, memory_for_peers, signal_slots};
 
@@ -25,6 +26,8 @@ pub(crate) struct CarriedGroup<'a> {
     pub(crate) engine: &'a Carried,
     /// By which buffers know their group.
     pub(crate) number: u64,
+    /// The groups that are made of its ranks.
+    pub(crate) parts: &'a Arc<Parts>,
 }
 
 /// What is the same for all epochs of a session.
@@ -85,7 +88,7 @@ impl Setting {
         own: usize,
         device: Box<dyn Device>,
         board: Arc<StatusBoard>,
-        carried: CarriedGroup<'_>,
+        (carried, store): (CarriedGroup<'_>, Box<dyn Store>),
     ) -> Result<Group, GroupError> {
         let mut platform = self.platform(members, own);
         let table = self.options.tuning.table(self.fabric, &platform.hosts);
@@ -98,11 +101,11 @@ impl Setting {
             board,
             platform,
             ranks_a_processor: members[own].ranks_a_processor,
-            store: None,
+            store: Some(store),
         };
         let compute = Box::new(HostCompute::new());
         let mut group =
-            Group::assembled(table, connection, compute, Vec::new(), &self.options, Some(carried))?;
+            Group::assembled(table, connection, compute, Vec::new(), &self.options, Origin::Epoch(carried))?;
         group.fabric = Some(self.fabric);
         self.metrics.iter().for_each(|metrics| metrics.show(&group));
         group.exact = group.exact.map(|_| Arc::clone(&self.exact));
@@ -163,12 +166,16 @@ impl Group {
     /// Waits until every peer is drained or severed, and so no peer reads or changes memory of the
     /// epoch. Returns whether that is so by then.
     pub(crate) fn await_end(&self, until: Nanos) -> bool {
-        let driver = &self.shared.driver;
-        driver.drive(driver.lock(), until, |engine| engine.failure().map(|_| ())).is_some()
+        self.shared.driver.await_end(until)
     }
 }
 
 impl Driver {
+    /// As [`Group::await_end`].
+    pub(crate) fn await_end(&self, until: Nanos) -> bool {
+        self.drive(self.lock(), until, |engine| engine.failure().map(|_| ())).is_some()
+    }
+
     fn has_stopped(&self) -> bool {
         // Another thread that drives the engine sees the end of the epoch itself.
         let Some(mut core) = self.try_lock() else { return false };

@@ -323,6 +323,11 @@ pub enum CollectiveError {
         /// Where it begins.
         address: u64,
     },
+    /// There is no group of some ranks, no window or no partial all-reduce, in a step of a session
+    /// that needs one: [`SplitError`](super::SplitError), [`WindowError`](super::WindowError),
+    /// [`PartialError`](super::PartialError).
+    #[error("{0}")]
+    NotMade(Arc<dyn std::error::Error + Send + Sync>),
     /// Memory cannot be registered.
     #[error("memory cannot be registered: {0}")]
     Register(Arc<RegisterError>),

@@ -15,7 +15,7 @@ use pleach_transport::rendezvous::{
 };
 use pleach_transport::{Device, Rank, Space};
 
-use super::{Connect, Connection, Group, GroupError, Options};
+use super::{Connect, Connection, Group, GroupError, Options, Origin};
 use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, ComputeError, HostCompute};
 use crate::engine::{StatusBoard, neighbours, signal_slots};
@@ -60,19 +60,20 @@ impl Group {
         let named = &options.tuning;
         let options = &Options { tuning: named.read()?, ..options.clone() };
         expect_memory(options.space)?;
-        let (joined, board) = meet(store, options, &settings(options))?;
+        let (joined, board) = meet(store, options, &settings(options), None)?;
         let hosts = platform_of(&joined).hosts;
         if joined.rank == 0 {
             options.tuning.warn_without_table(named, joined.fabric, &hosts);
         }
-        Ok(Self::joined(joined, board, options)?)
+        Ok(Self::joined(joined, board, options, Origin::Job)?)
     }
 
-    /// A group of ranks that have met.
+    /// A group of ranks that have met, for the first time or for a part of an epoch's group.
     pub(super) fn joined(
         mut joined: Joined,
         board: Arc<StatusBoard>,
         options: &Options,
+        origin: Origin<'_>,
     ) -> Result<Self, GroupError> {
         let reach = Reach::find(options, &mut joined)?;
         let mut platform = reach.platform(&joined);
@@ -100,27 +101,29 @@ impl Group {
             store: joined.store,
         };
         let compute = reach.compute(options.space)?;
-        let mut group = Self::assembled(table, connection, compute, addresses, options, None)?;
+        let mut group = Self::assembled(table, connection, compute, addresses, options, origin)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
     }
 }
 
 /// Meets the other ranks, at a store of the caller's or where the world says, and connects to all
-/// of them or, where pairs connect on first use, to those that are always connected.
+/// of them or, where pairs connect on first use, to those that are always connected. `board`: in an
+/// epoch of a session, where all pairs connect.
 pub(crate) fn meet(
     store: Option<Box<dyn Store>>,
     options: &Options,
     settings: &JoinOptions,
+    board: Option<Arc<StatusBoard>>,
 ) -> Result<(Joined, Arc<StatusBoard>), JoinError> {
     let world = &options.world;
     let (rank, ranks) = (world.rank, world.world_size);
-    if options.connect == Connect::OnUse && ranks > 1 {
+    if options.connect == Connect::OnUse && ranks > 1 && board.is_none() {
         let board = Arc::new(StatusBoard::on_use(rank, ranks));
         let joined = join_to_some(store, world, settings, board.clone(), &neighbours(rank, ranks))?;
         return Ok((joined, board));
     }
-    let board = Arc::new(StatusBoard::new(rank));
+    let board = board.unwrap_or_else(|| Arc::new(StatusBoard::new(rank)));
     let joined = match store {
         Some(store) => join_at(store, world, settings, board.clone())?,
         None => join(world, settings, board.clone())?,

@@ -43,6 +43,7 @@ mod observed;
 mod operation;
 mod options;
 mod partial;
+mod parts;
 mod pending;
 mod persistent;
 mod planner;
@@ -80,6 +81,7 @@ pub use join::JoinGroupError;
 pub use operation::Operation;
 pub use options::{Connect, Options};
 pub use partial::{GpuMemory, HostMemory, Partial, PartialError, RawPartial, RawRound, Round};
+pub(crate) use parts::Parts;
 pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
 pub use planner::{Planner, PlannerCache};
@@ -108,6 +110,7 @@ use data::{destination, part};
 use driver::Driver;
 use exact::Exact;
 use observed::Observed;
+use parts::{InEpoch, NewPart};
 use progress::ProgressThread;
 
 /// A handle of a group of ranks; see the module.
@@ -144,6 +147,8 @@ struct Shared {
     /// The store where the ranks met, and where they meet again to split. Rank 0's table keeps late
     /// comers out as long as the group lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
+    /// In an epoch of a session.
+    in_epoch: Option<InEpoch>,
     /// The GPU whose memory the calls work on, if they work on a GPU's memory.
     gpu: Option<Arc<Gpu>>,
     /// Whether peers reach that memory.
@@ -176,6 +181,16 @@ pub struct Connection {
     pub store: Option<Box<dyn Store>>,
 }
 
+/// Of what a group is made.
+enum Origin<'a> {
+    /// Ranks that have met, or a device of a caller's.
+    Job,
+    /// What a session carries from epoch to epoch.
+    Epoch(CarriedGroup<'a>),
+    /// Ranks of an epoch that have met again.
+    Part(NewPart),
+}
+
 /// Numbers groups of this process. Relaxed: only uniqueness matters.
 static GROUPS: AtomicU64 = AtomicU64::new(1);
 
@@ -193,20 +208,20 @@ impl std::fmt::Debug for Group {
 impl Connection {
     /// A group over this device.
     pub fn into_group(self, compute: Box<dyn Compute>, options: &Options) -> Result<Group, GroupError> {
-        Group::assembled(None, self, compute, Vec::new(), options, None)
+        Group::assembled(None, self, compute, Vec::new(), options, Origin::Job)
     }
 }
 
 impl Group {
     /// A group whose calls take the variants of a table. `addresses`: of the devices by rank, where
-    /// pairs connect on first use. The group of an epoch takes over what its session carries.
+    /// pairs connect on first use.
     fn assembled(
         table: Option<Arc<TuningTable>>,
         connection: Connection,
         compute: Box<dyn Compute>,
         addresses: Vec<Address>,
         options: &Options,
-        carried: Option<CarriedGroup<'_>>,
+        origin: Origin<'_>,
     ) -> Result<Self, GroupError> {
         let Connection { device, events, board, platform, ranks_a_processor, store } = connection;
         let (rank, world_size) = (device.info().rank, platform.ranks());
@@ -225,10 +240,12 @@ impl Group {
         let planner = Planner::new(rank, platform, options.algorithm.clone()).tuned_by(table);
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let layout = ScratchLayout { ranks: world_size, gpus_copy: planner.gpus_copy() };
-        let engine = match &carried {
-            None => Engine::new(device, compute, board.clone(), layout, addresses)?,
-            Some(carried) => Engine::of_epoch(device, compute, board.clone(), layout, carried.engine)
-                .map_err(EngineError::Post)?,
+        let engine = match &origin {
+            Origin::Job | Origin::Part(_) => Engine::new(device, compute, board.clone(), layout, addresses)?,
+            Origin::Epoch(carried) => {
+                Engine::of_epoch(device, compute, board.clone(), layout, carried.engine)
+                    .map_err(EngineError::Post)?
+            }
         };
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
@@ -254,8 +271,14 @@ impl Group {
             }
         }
         driver.enable_fast_path();
-        let number = carried.map_or_else(next_number, |carried| carried.number);
         let driver = Arc::new(driver);
+        let (number, in_epoch) = match origin {
+            Origin::Job => (next_number(), None),
+            Origin::Part(part) => (next_number(), Some(part.made(&driver))),
+            Origin::Epoch(carried) => {
+                (carried.number, Some(InEpoch::whole(Arc::clone(carried.parts), world_size)))
+            }
+        };
         let progress = match options.progress {
             Progress::WhenCalled => None,
             Progress::Thread => Some(ProgressThread::new(driver.clone(), number)),
@@ -271,6 +294,7 @@ impl Group {
             is_closed: AtomicBool::new(false),
             staging: Mutex::default(),
             store: store.map(|store| Arc::new(Mutex::new(store))),
+            in_epoch,
             contributors: Contributors::all(gpu.is_none()),
             gpu,
             shares_gpu,

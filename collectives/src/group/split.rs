@@ -16,7 +16,7 @@ use pleach_transport::rendezvous::{JoinError, PrefixStore, Store, World};
 use pleach_vocabulary::Rank;
 
 use super::join::{expect_memory, meet, settings};
-use super::{CollectiveError, Connect, Group, JoinGroupError, Options};
+use super::{CollectiveError, Connect, Group, JoinGroupError, Options, Origin};
 use crate::observe::{Observe, Part};
 
 /// Sets the calls of a split apart from a caller's own all-gather.
@@ -61,13 +61,21 @@ pub enum SplitError {
     /// Ranks are not the points of such a grid.
     #[error(transparent)]
     Space(#[from] SpaceError),
-    /// A group over a device of the caller's has no place where its ranks could meet again, nor has
-    /// the group of an epoch of a session.
+    /// A group over a device of the caller's has no place where its ranks could meet again.
     #[error(
-        "the ranks of this group cannot meet again, as it was made over a device of the caller's or for an epoch of a \
-         session; take one that was joined"
+        "the ranks of this group cannot meet again, as it was made over a device of the caller's; take one that was \
+         joined"
     )]
     NoStore,
+}
+
+impl From<SplitError> for CollectiveError {
+    fn from(error: SplitError) -> Self {
+        match error {
+            SplitError::Collective(error) => error,
+            error => Self::NotMade(Arc::new(error)),
+        }
+    }
 }
 
 impl Group {
@@ -77,7 +85,8 @@ impl Group {
     ///
     /// The new group is independent of this one: it may be used at the same time by other threads,
     /// its failure ends no call here nor this group's there, and it stays when this one is closed.
-    /// Its options are those of the group that was joined, but for metrics, which it serves only
+    /// In a session that holds within an epoch: a failure of any of its groups ends the epoch, and
+    /// the epoch's end is that of all of them. Its options are those of the group that was joined, but for metrics, which it serves only
     /// where each group takes any free port. Only for splitting it again must the process of rank 0
     /// of that group still hold it or a group split from it.
     ///
@@ -156,7 +165,7 @@ impl Group {
         plain.gather_words(&own, &mut all)?;
         let part = colour.map(|colour| self.meet(colour, &all, options, signal_slots)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have
-        // met by then.
+        // met by then. In a session, where the members have changed meanwhile, this says so.
         plain.barrier()?;
         part
     }
@@ -173,10 +182,14 @@ impl Group {
         let size = members.len() as u32;
         let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
         // Rank 0's number, so that a call that failed on some ranks alone confuses no later one.
-        let name = format!("s{}-{colour}", all[WORDS - 1]);
+        let number = all[WORDS - 1];
+        let name = match &self.shared.in_epoch {
+            Some(in_epoch) => format!("e{}-s{number}-{colour}", in_epoch.epoch()),
+            None => format!("s{number}-{colour}"),
+        };
         // What joins the members without the others, if that joins them at all.
         let topology = self.topology().and_then(|topology| topology.only(&members).ok()).map(Arc::new);
-        let group = self.join_part(&name, (rank as Rank, size), topology, options, signal_slots);
+        let group = self.join_part(&name, (rank as Rank, &members), topology, options, signal_slots);
         group.map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
     }
 
@@ -184,12 +197,13 @@ impl Group {
     fn join_part(
         &self,
         name: &str,
-        (rank, size): (Rank, u32),
+        (rank, members): (Rank, &[Rank]),
         topology: Option<Arc<Topology>>,
         before: &Options,
         signal_slots: usize,
     ) -> Result<Self, JoinGroupError> {
         expect_memory(before.space)?;
+        let size = members.len() as u32;
         let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
         // This group's ports are taken, by this group.
         let metrics = before.observe.metrics.filter(|address| address.port() == 0);
@@ -203,8 +217,10 @@ impl Group {
             None if size > 1 => return Err(JoinError::NoRendezvous { world_size: size }.into()),
             _ => None,
         };
-        let (joined, board) = meet(store, &options, &settings)?;
-        Ok(Self::joined(joined, board, &options)?)
+        let part = self.shared.in_epoch.as_ref().map(|in_epoch| in_epoch.part(rank, members));
+        let board = part.as_ref().map(|part| Arc::clone(&part.board));
+        let (joined, board) = meet(store, &options, &settings, board)?;
+        Ok(Self::joined(joined, board, &options, part.map_or(Origin::Job, Origin::Part))?)
     }
 
     /// A part of this group, as traces call it.

@@ -17,6 +17,7 @@ use super::member::{JobIdentity, Member};
 use super::roster::{Neighbour, Roster};
 use super::seat_thread::SeatThread;
 use super::shared_device::SharedDevice;
+use super::split::Splits;
 use super::{Elastic, Heal, Session, SessionError, TellsOfPanic};
 use crate::group::{JoinGroupError, Options, Setting, session_number, session_settings};
 
@@ -169,6 +170,7 @@ impl Arrived {
             hidden: None,
             gate: Arc::default(),
             lent: Arc::default(),
+            splits: Splits::default(),
             committed_in,
         };
         if let Some(registers) = registers {

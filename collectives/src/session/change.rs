@@ -8,7 +8,7 @@ use std::time::Duration;
 use pleach_membership::{Process, Reason, Record, Seat};
 use pleach_transport::RegisterError;
 
-use crate::group::{CollectiveError, GroupError, JoinGroupError};
+use crate::group::{CollectiveError, GroupError, JoinGroupError, SplitError};
 
 /// From one epoch to the next that a member enters: who left, who came, and with which step the
 /// members go on. Members that enter one epoch from the same one have equal changes, also where
@@ -225,6 +225,15 @@ pub enum SessionError {
         /// The cause.
         #[source]
         source: Box<GroupError>,
+    },
+    /// The group of an epoch could not be split ([`Session::split`](super::Session::split)).
+    #[error("in epoch {epoch}: {source}")]
+    Split {
+        /// The epoch.
+        epoch: u64,
+        /// The cause.
+        #[source]
+        source: Box<SplitError>,
     },
     /// Memory cannot be allocated.
     #[error("{bytes} bytes cannot be had: {source}; {}", pleach_transport::memory::remedy(source))]

@@ -8,6 +8,7 @@
 use pleach_membership::Message;
 use pleach_membership::message::MESSAGE_BYTES_MAX;
 use pleach_transport::Incarnation;
+use pleach_transport::rendezvous::KEY_BYTES_MAX;
 use pleach_transport::wire::{Reader, Writer};
 use pleach_transport::witness::WordPlace;
 
@@ -25,6 +26,7 @@ const SLOTS: u8 = 4;
 const NEWCOMER: u8 = 5;
 const SAID: u8 = 6;
 const LEAVE: u8 = 7;
+const MEETING: u8 = 8;
 
 /// A control message of a session.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub(crate) enum Envelope<'a> {
     Said(u64, Said),
     /// A person asks the receiver, which is this incarnation, to leave.
     Leave(Incarnation),
+    /// Where members make a part of the epoch's group: a value of the epoch's store.
+    Meeting { epoch: u64, key: String, value: Vec<u8> },
     /// Before the epoch of this record the sender has signalled in signal slots below this one.
     Slots { record: u64, below: u16 },
 }
@@ -73,6 +77,12 @@ impl<'a> Envelope<'a> {
             NEWCOMER => {
                 let neighbour = Neighbour::take(&mut reader).ok()?;
                 reader.end().ok().map(|()| Self::Newcomer(neighbour))
+            }
+            MEETING => {
+                let epoch = reader.u64().ok()?;
+                let key = reader.text(KEY_BYTES_MAX).ok()?;
+                let value = reader.rest(message.len()).ok()?.to_vec();
+                Some(Self::Meeting { epoch, key, value })
             }
             SLOTS => {
                 let (record, below) = (reader.u64().ok()?, reader.u16().ok()?);
@@ -111,6 +121,12 @@ pub(crate) fn of_newcomer(neighbour: &Neighbour) -> Vec<u8> {
 /// Below which signal slot this process has signalled before the epoch of a record.
 pub(crate) fn of_slots(record: u64, below: u16) -> Vec<u8> {
     Writer::default().u8(SLOTS).u64(record).u16(below).finish()
+}
+
+/// A value of the store of an epoch; `None`: more bytes than a control message has room for.
+pub(crate) fn of_meeting(epoch: u64, key: &str, value: &[u8]) -> Option<Vec<u8>> {
+    let message = Writer::default().u8(MEETING).u64(epoch).bytes(key.as_bytes()).raw(value).finish();
+    (message.len() <= pleach_transport::MESSAGE_BYTES_MAX).then_some(message)
 }
 
 /// A message about membership, as control messages.
@@ -215,6 +231,10 @@ mod tests {
         }
         assert_eq!(Envelope::open(&of_slots(7, 9)), Some(Envelope::Slots { record: 7, below: 9 }));
         assert_eq!(Envelope::open(&of_leave(Incarnation(3))), Some(Envelope::Leave(Incarnation(3))));
+        let message = of_meeting(7, "e7-s0-1/rank/0", &[9]).expect("is short");
+        let (key, value) = ("e7-s0-1/rank/0".to_owned(), vec![9]);
+        assert_eq!(Envelope::open(&message), Some(Envelope::Meeting { epoch: 7, key, value }));
+        assert_eq!(of_meeting(7, "a", &[9; pleach_transport::MESSAGE_BYTES_MAX]), None, "is too long");
         let message = of_engine(7, &[1, 2]);
         assert_eq!(Envelope::open(&message), Some(Envelope::Engine { epoch: 7, message: &[1, 2] }));
     }

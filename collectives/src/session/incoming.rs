@@ -14,8 +14,9 @@ use pleach_vocabulary::Rank;
 
 use super::envelope::{Assembly, Envelope, of_engine};
 use super::heal::Said;
+use super::meeting::Meetings;
 use super::roster::Neighbour;
-use crate::engine::{Fault, FaultKind, StatusBoard};
+use crate::engine::StatusBoard;
 
 /// Messages about membership that wait. Members send few, and say again what is lost.
 const MESSAGES_MAX: usize = 1 << 16;
@@ -80,12 +81,19 @@ pub(crate) struct Incoming {
     thread: OnceLock<Thread>,
     /// The caller's thread, while it waits.
     caller: Mutex<Option<Thread>>,
+    /// What members say to make parts of an epoch's group.
+    meetings: Arc<Meetings>,
 }
 
 impl Incoming {
     /// Who is woken when something comes.
     pub(crate) fn wakes(&self, thread: Thread) {
         self.thread.get_or_init(|| thread);
+    }
+
+    /// What members say to make parts of an epoch's group.
+    pub(crate) fn meetings(&self) -> &Arc<Meetings> {
+        &self.meetings
     }
 
     /// Wakes the session's thread.
@@ -184,14 +192,10 @@ impl Incoming {
         ranks.iter().map(|rank| told(rank).map(|(_, below)| *below)).collect()
     }
 
-    /// A fault of the engine of this epoch.
-    pub(crate) fn found(&self, epoch: u64, fault: &Fault) {
-        let finding = match fault.kind {
-            FaultKind::Lost | FaultKind::Left | FaultKind::TimedOut => {
-                Finding::Late { epoch, rank: fault.subject }
-            }
-            _ => Finding::Failed { epoch },
-        };
+    /// A fault of an engine of this epoch: this rank of the epoch is gone or late, or the step
+    /// cannot be ended here.
+    pub(crate) fn found(&self, epoch: u64, late: Option<Rank>) {
+        let finding = late.map_or(Finding::Failed { epoch }, |rank| Finding::Late { epoch, rank });
         lock(&self.state).arrivals.findings.push(finding);
         self.wake();
     }
@@ -232,6 +236,10 @@ impl Responder for Incoming {
             }
             Envelope::Slots { record, below } => {
                 lock(&self.state).slots.insert(from, (record, below));
+                None
+            }
+            Envelope::Meeting { epoch, key, value } => {
+                self.meetings.set(epoch, key, value);
                 None
             }
             Envelope::Said(epoch, said) => {

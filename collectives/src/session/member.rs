@@ -37,7 +37,7 @@ use super::roster::{Neighbour, Roster};
 use super::shared_device::{PairEvent, SharedDevice};
 use super::{Elastic, Timeline};
 use crate::engine::StatusBoard;
-use crate::group::{Group, Place};
+use crate::group::{Group, Parts, Place};
 use records::{RecordRequests, StoreFault};
 
 /// How often the session's thread looks while a pair is drained, a process severed, an engine
@@ -65,6 +65,8 @@ const OUTBOX_MAX: usize = 4096;
 struct OpenEpoch {
     record: Arc<Record>,
     board: Arc<StatusBoard>,
+    /// What the program has made of the group.
+    parts: Arc<Parts>,
     /// `None` while it is made.
     group: Option<Group>,
     has_ended: bool,
@@ -772,6 +774,8 @@ impl Member {
             let own = open.record.rank_of(self.process).unwrap_or(0);
             open.board.end_epoch(own as Rank, cause.to_owned());
             self.device.info().waker.wake();
+            self.incoming.meetings().end(open.record.number(), cause);
+            open.parts.end(cause);
         }
     }
 
@@ -952,9 +956,9 @@ impl State {
     }
 
     /// The group of an epoch is being made.
-    pub(crate) fn open(&mut self, record: Arc<Record>, board: Arc<StatusBoard>) {
+    pub(crate) fn open(&mut self, record: Arc<Record>, board: Arc<StatusBoard>, parts: Arc<Parts>) {
         let (group, has_ended, is_quiet) = (None, false, false);
-        self.open = Some(OpenEpoch { record, board, group, has_ended, is_quiet });
+        self.open = Some(OpenEpoch { record, board, parts, group, has_ended, is_quiet });
     }
 
     /// The group is made.

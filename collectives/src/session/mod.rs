@@ -18,6 +18,7 @@
 //! | [`seat_thread`], [`Newcomers`](newcomers::Newcomers), [`Roster`](roster::Roster) | the processes that come later: who gives them seats, who connects to them, where all are |
 //! | [`heal`], [`healing`], [`hidden`] | how a process that came reads the states of the job, and when |
 //! | [`Lent`] | the memory that it reads |
+//! | [`meeting`] | where members meet again, to make a part of an epoch's group |
 //! | [`Change`], [`SessionError`] | what callers are told |
 //!
 //! **From one epoch to the next.** A record was learned. The engine of the epoch stops: it is told
@@ -42,11 +43,13 @@ mod healing;
 mod hidden;
 mod incoming;
 mod lent;
+mod meeting;
 mod member;
 mod newcomers;
 mod roster;
 mod seat_thread;
 mod shared_device;
+mod split;
 mod state;
 mod timeline;
 
@@ -54,7 +57,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use pleach_membership::{Input, Record, Verdict as Agreed};
-use pleach_transport::rendezvous::Presence;
+use pleach_transport::rendezvous::{Presence, Store};
 use pleach_transport::{Flush, Slice, Space, clock};
 use pleach_vocabulary::Rank;
 use signal_hook::SigId;
@@ -62,13 +65,14 @@ use signal_hook::SigId;
 pub use change::{Change, SessionError, Verdict};
 pub use elastic::{Elastic, Heal};
 pub use pleach_membership::{Process, Reason, Seat};
+pub use split::Split;
 pub use state::State;
 pub use timeline::Timeline;
 
 use crate::engine::{Carried, EpochEnd, FaultKind, StatusBoard};
 use crate::group::{
     Buffer, CarriedGroup, CollectiveError, Connect, Element, Group, GroupError, JoinGroupError, Options,
-    Setting, scratch_memory, session_buffer, session_number,
+    Parts, Setting, SplitError, scratch_memory, session_buffer, session_number,
 };
 use epoch_device::EpochDevice;
 use heal::{Entry, NAME_BYTES_MAX};
@@ -76,8 +80,10 @@ use healing::{Begun, Healing, Own};
 use hidden::{Gate, Hidden};
 use incoming::Incoming;
 use lent::Lent;
+use meeting::EpochStore;
 use member::Member;
 use shared_device::SharedDevice;
+use split::Splits;
 
 /// This part of the time until suspicion a process that leaves waits for others that leave too.
 const LEAVING_TOGETHER: u32 = 8;
@@ -89,6 +95,8 @@ const HANDLES: usize = 2;
 struct Epoch {
     record: Arc<Record>,
     group: Group,
+    /// What the program has made of the group.
+    parts: Arc<Parts>,
     /// Whether all members have the states, or read them behind its first step.
     is_healed: bool,
 }
@@ -118,7 +126,7 @@ pub struct Session {
     step: u64,
     /// By which buffers know the groups of this session.
     number: u64,
-    /// An epoch whose group could not be made.
+    /// An epoch whose group could not be made or split.
     not_entered: Option<u64>,
     /// Where a signal that was caught is written down, for [`Session::leave_on`].
     signals: Vec<SigId>,
@@ -129,6 +137,7 @@ pub struct Session {
     /// What the states wait for.
     gate: Arc<Gate>,
     lent: Arc<Lent>,
+    splits: Splits,
     /// The epoch in which the last step was committed, the same on all that committed it; of a
     /// process that began the job, the first one before.
     committed_in: Option<Arc<Record>>,
@@ -274,6 +283,32 @@ impl Session {
         Ok(state)
     }
 
+    /// Splits the group of each epoch, as [`Group::split`] does, from the next step on. Members for
+    /// which `colour` gives the same number are a group, in the order of their ranks; a member for
+    /// which it gives none is in no group. All members make the same splits, between the same two
+    /// steps, and a process that joins makes those that the others have made before its first
+    /// step. `colour` gives the same on all members.
+    ///
+    /// The groups of an epoch end with it. [`Session::next`] makes those of the next one, but for a
+    /// step behind which a process reads the states ([`Heal::Hidden`]): that only reduces over all.
+    pub fn split(&mut self, colour: impl Fn(Process) -> Option<u32> + Send + Sync + 'static) -> Split {
+        self.splits.add(Box::new(colour))
+    }
+
+    /// Makes the groups that are split from that of the epoch; false: the epoch is over.
+    fn make_splits(&mut self, record: &Record) -> Result<bool, SessionError> {
+        let Some(epoch) = &self.epoch else { return Ok(false) };
+        let Err(error) = self.splits.make(record, &epoch.group, &self.member) else { return Ok(true) };
+        if matches!(&error, SplitError::Collective(error) if error.is_change()) {
+            return Ok(false);
+        }
+        // What this process said to the others is not said again: the next epoch begins anew.
+        let epoch = record.number();
+        self.not_entered = Some(epoch);
+        self.member.tell(&mut self.member.lock(), Input::Failed);
+        Err(SessionError::Split { epoch, source: Box::new(error) })
+    }
+
     /// Compares the states of all members that have committed the last step, between two steps: all
     /// members call it between the same ones. Each member hashes its states and sends the hash. A
     /// process that has come since takes no part.
@@ -371,19 +406,23 @@ impl Session {
                 self.wait_in(&record);
                 continue;
             }
-            if self.epoch.as_ref().is_none_or(|epoch| epoch.record.digest() != record.digest()) {
-                if self.not_entered == Some(record.number()) {
-                    // What its engine said to the others is not said again: the next one begins
-                    // anew on all members.
-                    self.wait_in(&record);
-                    continue;
-                }
-                if !self.enter(&record)? {
-                    continue;
-                }
+            if self.not_entered == Some(record.number()) {
+                // What its engine said to the others is not said again: the next one begins anew on
+                // all members.
+                self.wait_in(&record);
+                continue;
+            }
+            let is_entered = |epoch: &Epoch| epoch.record.digest() == record.digest();
+            if !self.epoch.as_ref().is_some_and(is_entered) && !self.enter(&record)? {
+                continue;
             }
             let is_healed = self.epoch.as_ref().is_some_and(|epoch| epoch.is_healed);
             if !is_healed && !self.heal(&record)? {
+                self.wait_in(&record);
+                continue;
+            }
+            // Behind a step who heals gives nothing, which parts do not know.
+            if self.hidden.is_none() && !self.make_splits(&record)? {
                 self.wait_in(&record);
                 continue;
             }
@@ -628,9 +667,11 @@ impl Session {
         let Some(epoch) = self.epoch.take() else { return };
         self.member.end_open_epoch();
         // The fence is this process's own work, and the thread of the session does its part.
-        while !epoch.group.await_end(clock::now() + self.elastic.suspect_after) {
+        let limit = self.elastic.suspect_after;
+        while !epoch.group.await_end(clock::now() + limit) || !epoch.parts.await_end(clock::now() + limit) {
             tracing::debug!("the group of epoch {} has not ended yet", epoch.record.number());
         }
+        self.splits.end();
         self.device.quiet(epoch.record.number());
         drop(self.member.lock().close());
     }
@@ -646,10 +687,16 @@ impl Session {
         let incoming = Arc::downgrade(&self.incoming);
         let end = EpochEnd::new(move |fault| {
             if let Some(incoming) = incoming.upgrade() {
-                incoming.found(number, fault);
+                incoming.found(number, fault.late());
             }
         });
         let board = Arc::new(StatusBoard::of_epoch(own, end));
+        let incoming = Arc::downgrade(&self.incoming);
+        let parts = Parts::new(number, self.elastic.suspect_after, move |late| {
+            if let Some(incoming) = incoming.upgrade() {
+                incoming.found(number, late);
+            }
+        });
         let mut state = self.member.lock();
         if !state.is_current(number) {
             return Ok(false);
@@ -661,7 +708,7 @@ impl Session {
             return Ok(false);
         };
         let device = EpochDevice::new(Arc::clone(&self.device), number, ranks.clone());
-        state.open(Arc::clone(record), Arc::clone(&board));
+        state.open(Arc::clone(record), Arc::clone(&board), Arc::clone(&parts));
         drop(state);
         for (to, answer) in self.incoming.listen(number, ranks.clone(), Arc::clone(&board)) {
             // A peer that is gone needs no answer.
@@ -669,11 +716,14 @@ impl Session {
         }
         let former = if number > 0 { self.incoming.used_slots(number, &ranks) } else { Vec::new() };
         let engine = Carried { scratch, seed: record.digest().seed(), former };
-        let carried = CarriedGroup { engine: &engine, number: self.number };
-        match self.setting.group(&places, own as usize, Box::new(device), board, carried) {
+        let carried = CarriedGroup { engine: &engine, number: self.number, parts: &parts };
+        let others = ranks.into_iter().filter(|rank| *rank != self.process.seat.0).collect();
+        let store = EpochStore::new(self.incoming.meetings(), &self.member, number, others);
+        let of_session = (carried, Box::new(store) as Box<dyn Store>);
+        match self.setting.group(&places, own as usize, Box::new(device), board, of_session) {
             Ok(group) => {
                 self.member.lock().opened(group.clone());
-                self.epoch = Some(Epoch { record: Arc::clone(record), group, is_healed: false });
+                self.epoch = Some(Epoch { record: Arc::clone(record), group, parts, is_healed: false });
                 Ok(true)
             }
             Err(error) => self.could_not_enter(record, error).map(|()| false),
@@ -759,7 +809,8 @@ impl Drop for Session {
         for signal in self.signals.drain(..) {
             signal_hook::low_level::unregister(signal);
         }
-        let is_kept = self.epoch.as_ref().is_some_and(|epoch| epoch.group.is_kept_beside(HANDLES));
+        let is_kept = |epoch: &Epoch| epoch.group.is_kept_beside(HANDLES) || epoch.parts.are_kept();
+        let is_kept = self.epoch.as_ref().is_some_and(is_kept);
         if is_kept && self.thread.is_some() {
             self.member.drop_session();
             self.end_group();

@@ -14,7 +14,7 @@ use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, W
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A new folder to meet in.
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     // Relaxed: only uniqueness matters.
     static FOLDERS: AtomicU32 = AtomicU32::new(0);
     let number = FOLDERS.fetch_add(1, Ordering::Relaxed);

@@ -15,6 +15,8 @@ use pleach_transport::auth::Secret;
 use pleach_transport::rendezvous::{Fabric, FabricChoice, JoinError, Launcher, Rendezvous, World};
 use rustix::process::Signal;
 
+use super::parts::Parts;
+
 /// What a member is told: seat, world size, fabric, folder, then its settings.
 pub(crate) const VARIABLE: &str = "PLEACH_TEST_SESSION_MEMBER";
 
@@ -60,6 +62,8 @@ struct Settings {
     heal_wait: Duration,
     /// Whether a step gathers too, and does not only reduce.
     gathers: bool,
+    /// Whether a step makes parts of the group too, and uses one that it has made before.
+    parts: bool,
     /// Whether it leaves before its first step.
     leaves_unread: bool,
     /// Seat and step: stops itself when the calls of that step are done.
@@ -103,6 +107,7 @@ impl Settings {
             heal: Heal::Boundary,
             heal_wait: Duration::from_secs(60),
             gathers: false,
+            parts: false,
             leaves_unread: false,
             stops: None,
             is_idle: false,
@@ -129,6 +134,7 @@ impl Settings {
                 "heal" => settings.heal = if value == "hidden" { Heal::Hidden } else { Heal::Boundary },
                 "heal-wait" => settings.heal_wait = Duration::from_millis(number()),
                 "gathers" => settings.gathers = true,
+                "parts" => settings.parts = true,
                 "unread" => settings.leaves_unread = true,
                 "stops" => settings.stops = seat_and_step(value),
                 "idle" => settings.is_idle = true,
@@ -299,6 +305,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     while settings.holds && !enough.with_file_name(GO_ON).exists() {
         std::thread::park_timeout(Duration::from_millis(10));
     }
+    let mut parts = settings.parts.then(|| Parts::of(&mut session));
     if settings.is_idle {
         return make_idle_steps(session, settings.steps);
     }
@@ -330,9 +337,15 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
                 assert!(ranks.into_iter().eq(0..group.world_size()));
             }
             assert!(sums[2..].iter().all(|sum| *sum == count * (step << 8 | 1)), "step {step}");
+            if let Some(parts) = &mut parts {
+                parts.use_in(group, seat, step)?;
+            }
             stop_if_told(&mut settings, seat, step);
             Ok(())
         });
+        if let (Ok(Verdict::Retry(_)), Some(parts)) = (&verdict, &mut parts) {
+            parts.expect_ended();
+        }
         if settings.watches {
             assert!(watched.iter().all(|word| *word == 0x5eed), "nobody writes there");
         }

@@ -1,5 +1,7 @@
 //! Why there is no partial all-reduce, or no result of a round.
 
+use std::sync::Arc;
+
 use pleach_schedule::verify::NotPartial;
 use pleach_vocabulary::Rank;
 
@@ -61,4 +63,14 @@ pub enum PartialError {
     /// This rank has finished.
     #[error("this rank has finished its partial all-reduce; make a new one")]
     Finished,
+}
+
+impl From<PartialError> for CollectiveError {
+    fn from(error: PartialError) -> Self {
+        match error {
+            PartialError::Collective(error) => error,
+            PartialError::Split(error) => error.into(),
+            error => Self::NotMade(Arc::new(error)),
+        }
+    }
 }

@@ -70,6 +70,16 @@ pub enum WindowError {
     },
 }
 
+impl From<WindowError> for CollectiveError {
+    fn from(error: WindowError) -> Self {
+        match error {
+            WindowError::Collective(error) => error,
+            WindowError::Split(error) => error.into(),
+            error => Self::NotMade(Arc::new(error)),
+        }
+    }
+}
+
 impl Group {
     /// One-sided memory of `len` elements a rank. Each rank [publishes](Window::publish) elements
     /// that its peers [read](Window::read), and has `slots` slots at each peer into which it

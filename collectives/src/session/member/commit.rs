@@ -57,6 +57,15 @@ fn give_up_if_interrupted() -> bool {
     false
 }
 
+/// Makes calls of a group of the session itself, which ask whether they were interrupted.
+pub(crate) fn while_asking<T>(member: &Arc<Member>, group: Group, calls: impl FnOnce(&Group) -> T) -> T {
+    let Some(interrupted) = member.lock().interrupted else { return calls(&group) };
+    ASKED.set(Some(Asked { interrupted, member: Arc::clone(member) }));
+    let outcome = calls(&group.interrupted_by(give_up_if_interrupted));
+    ASKED.take();
+    outcome
+}
+
 /// This process is ready with the step that it has begun in the epoch of this record and group.
 pub(crate) fn ready(member: &Arc<Member>, record: &Record, group: &Group) {
     let mut state = member.lock();
@@ -68,17 +77,10 @@ pub(crate) fn ready(member: &Arc<Member>, record: &Record, group: &Group) {
     state.quiet = Some(None);
     member.tell(&mut state, Input::Ready);
     let said = state.quiet.take().flatten();
-    let interrupted = state.interrupted;
     drop(state);
     let Some(ready) = said else { return };
-    let mut group = group.tagged_further(COMMIT_MARK);
-    if let Some(interrupted) = interrupted {
-        ASKED.set(Some(Asked { interrupted, member: Arc::clone(member) }));
-        group = group.interrupted_by(give_up_if_interrupted);
-    }
-    let outcome = make_rounds(member, record, &group, ready);
-    ASKED.take();
-    match outcome {
+    let group = group.tagged_further(COMMIT_MARK);
+    match while_asking(member, group, |group| make_rounds(member, record, group, ready)) {
         // An error is that of the epoch, which has ended.
         Ok(()) | Err(CollectiveError::Failed(_)) => {}
         // The program has closed the group: messages remain.
