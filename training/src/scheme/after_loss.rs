@@ -79,7 +79,7 @@ impl AfterLoss {
             }
             Scheme::Elastic { mode: Mode::Sync, .. } => goes_on("the distance of the rank from the centre"),
             Scheme::Bidmach { threshold, .. } if *threshold < 1.0 => refused(
-                "rounds that open without late ranks need a group of their own, and an epoch has one group",
+                "the session's word on an exchange waits for all members, so none would go on without late ranks",
                 "bidmach:threshold=1",
             ),
             Scheme::Bidmach { .. } => goes_on("the model of the rank, but for what others have taken in"),
@@ -97,7 +97,7 @@ impl AfterLoss {
                 refused("each rank has a shard of the table that no other rank has", "local-sgd:every=1")
             }
             Scheme::Gossip { .. } => refused(
-                "ranks read and write through a window, which needs a group of its own, and an epoch has one group",
+                "ranks exchange with single peers, and a session counts exchanges of all members",
                 "bidmach or local-sgd",
             ),
             Scheme::Eager { .. } => refused(

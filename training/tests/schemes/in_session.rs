@@ -5,7 +5,6 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use pleach_collectives::partial::Activation;
 use pleach_collectives::session::{Elastic, Heal, Session};
 use pleach_collectives::{Options, Reproducible};
 use pleach_training::interpreter::{Interpreter, Request};
@@ -189,25 +188,6 @@ fn what_a_session_has_not_is_refused_by_name() {
         Ok::<(), TrainError>(())
     }) {
         result.expect("it ends");
-    }
-}
-
-#[test]
-fn the_group_of_an_epoch_has_no_groups_of_its_own_and_says_so() {
-    for texts in with_session(Fabric::Tcp, |mut session| {
-        let mut texts = Vec::new();
-        let attempted = session.attempt(|group, _| {
-            texts.extend(group.window::<f32>(4, 1).err().map(|error| error.to_string()));
-            let activation = Activation::all();
-            texts.extend(group.partial::<f32>(4, activation).err().map(|error| error.to_string()));
-            texts.extend(group.split(Some(0), 0).err().map(|error| error.to_string()));
-            Ok(())
-        });
-        attempted.expect("nobody ends");
-        texts
-    }) {
-        assert_eq!(texts.len(), 3);
-        assert!(texts.iter().all(|text| text.contains("for an epoch of a session")), "{texts:?}");
     }
 }
 
