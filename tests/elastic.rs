@@ -132,10 +132,6 @@ fn faults_that_cannot_be_are_refused() {
         (&["train", "--chaos"], "--elastic"),
         (&["train", "--elastic", "--chaos=explode"], "there are kill stop"),
         (&["train", "--elastic", "--chaos=kill,slow"], "there is no slow yet"),
-        (
-            &["train", "--elastic", "--scheme", "bidmach", "--chaos=kill,join"],
-            "no rank joins by bidmach: each member has a model of its own",
-        ),
         (&["train", "--elastic", "--fabric", "shm+tcp", "--chaos=kill,join"], "no join by shm+tcp"),
         (&["chaos", "--fabric", "shm+tcp", "--faults", "join"], "no join by shm+tcp"),
         (&["chaos", "--ranks", "1:2", "--faults", "join"], "no fault is possible"),

@@ -344,7 +344,7 @@ impl Interpreter {
     /// Whether the policy has come to its end: nothing is under way, and it waits for nothing.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.is_stopped && self.awaits.is_none() && self.ledger.is_empty()
+        self.is_stopped && self.awaits.is_none() && !self.awaits_verdict && self.ledger.is_empty()
     }
 
     /// Whether the policy has come to rest after [`Event::Pause`].
@@ -440,6 +440,13 @@ impl Interpreter {
         self.next_step - u64::from(self.ledger.has_computing())
     }
 
+    /// Behind an exchange that counts on all members of a session: the step with which a process
+    /// begins that joins then.
+    #[must_use]
+    pub fn joins_at(&self) -> u64 {
+        self.plan.policy.joins_at(self.unfinished_step())
+    }
+
     /// Whether the policy was told that there are no more steps.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
@@ -531,6 +538,7 @@ impl Interpreter {
                 Ok(())
             }
             Event::Stop => {
+                self.next_step = self.unfinished_step();
                 self.ledger.end_computing();
                 self.is_stopped = true;
                 Ok(())

@@ -44,6 +44,12 @@ pub trait Policy: Send {
     fn state(&mut self, state: &mut State<'_>) {
         state.refuse(StateError::Unsupported);
     }
+
+    /// In a session, after [`Event::Committed`]: the step with which a process begins that joins
+    /// then, the same on all members. `next` is the step that comes next on this one.
+    fn joins_at(&self, next: u64) -> u64 {
+        next
+    }
 }
 
 /// What happened on this rank.
@@ -106,8 +112,11 @@ pub enum Event {
         /// The number of members.
         ranks: u32,
         /// The step that comes next: the first one that is not computed to its end, or, where each
-        /// step is one of the session, that of the session.
+        /// step is one of the session, that of the session. To a process that joins: the step with
+        /// which it begins.
         step: u64,
+        /// The exchanges, or steps, that count so far.
+        committed: u64,
     },
     /// The last step was the one before: what was asked for by [`Action::Compute`] is not computed.
     Stop,

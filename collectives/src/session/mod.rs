@@ -214,6 +214,12 @@ impl Session {
         self.process.seat
     }
 
+    /// The number of seats, the most members: [`Elastic::most`]. Seats are numbers below that.
+    #[must_use]
+    pub fn seats(&self) -> u32 {
+        self.elastic.most
+    }
+
     /// The number of the newest epoch that this process knows.
     #[must_use]
     pub fn epoch(&self) -> u64 {

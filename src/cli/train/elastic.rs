@@ -17,7 +17,7 @@ use pleach::partial::duration;
 use pleach::session::{Elastic, Session, SessionError};
 use pleach::transport::{Nanos, clock};
 use pleach::{FabricChoice, Options, Reproducible};
-use pleach_training::{AfterLoss, Layout, Learner as _, Perceptron, Scheme, Sgd, TrainError, Trainer};
+use pleach_training::{Layout, Learner as _, Perceptron, Scheme, Sgd, TrainError, Trainer};
 use pleach_vocabulary::random::Random;
 use serde_json::json;
 
@@ -36,7 +36,7 @@ use crate::cli::strikes::{Look, Strike, Strikes};
 /// The numbers of ranks where none are given.
 const USUAL: &str = "2:6";
 
-/// The faults where none are named; without a join, if no process may join.
+/// The faults where none are named; without a join over fabrics by which no process joins.
 const USUAL_FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave];
 
 /// Time between two faults.
@@ -61,9 +61,9 @@ const END: &str = "@end";
 /// Options of trainings whose ranks may end.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ElasticArguments {
-    /// Train in a session, by the scheme sync if none is given: ranks may end, stop, leave and join
-    /// (not by every scheme, see --schemes), and MIN or more of at most MAX go on [without a value:
-    /// 2:6]
+    /// Train in a session, by the scheme sync if none is given (not by every scheme, see
+    /// --schemes): ranks may end, stop, leave and join, and MIN or more of at most MAX go on
+    /// [without a value: 2:6]
     #[arg(
         long,
         value_name = "MIN:MAX",
@@ -73,8 +73,8 @@ pub(crate) struct ElasticArguments {
         conflicts_with_all = ["partial", "simulate", "replay", "checkpoint", "resume", "log", "record", "steps", "batch", "learning_rates", "momentum", "seed", "skew"],
     )]
     elastic: Option<Bounds>,
-    /// Every 2 s a fault, where MIN and MAX allow it: kill, stop, join (not by every scheme) and
-    /// leave in turn, or those of a LIST
+    /// Every 2 s a fault, where MIN and MAX allow it: kill, stop, join and leave in turn, or those
+    /// of a LIST
     #[arg(
         long,
         value_name = "LIST",
@@ -121,7 +121,7 @@ pub(crate) fn run(
     let layout = Layout::of(&arguments.model.network(&data.train).lengths());
     scheme.plan_in_session(&layout, 0, 1).map_err(CommandError::typed)?;
     let ElasticArguments { chaos, member, .. } = &arguments.elastic;
-    let faults = faults(chaos.as_deref(), &scheme, arguments.fabric)?;
+    let faults = faults(chaos.as_deref(), arguments.fabric)?;
     if is_one_of_several(&arguments.world)? {
         if chaos.is_some() {
             return Err(CommandError::typed(
@@ -209,33 +209,15 @@ fn is_one_batch(scheme: &Scheme) -> bool {
     matches!(scheme, Scheme::Sync { .. })
 }
 
-/// The faults that were asked for: those that are usual by this scheme, where none were named.
-fn faults(
-    chaos: Option<&[Fault]>,
-    scheme: &Scheme,
-    fabric: FabricChoice,
-) -> Result<Vec<Fault>, CommandError> {
-    let refusal = match scheme.after_loss() {
-        AfterLoss::GoesOn { refuses_joiners, .. } => refuses_joiners,
-        AfterLoss::Refused { reason, .. } => Some(reason),
-    };
-    let may_join = |fault: &Fault| *fault != Fault::Join || refusal.is_none();
+/// The faults that were asked for: those that are usual, where none were named.
+fn faults(chaos: Option<&[Fault]>, fabric: FabricChoice) -> Result<Vec<Fault>, CommandError> {
     match chaos {
         None => Ok(Vec::new()),
-        Some([]) => {
-            let is_possible = |fault: &Fault| may_join(fault) && fault.is_possible_by(fabric);
-            Ok(USUAL_FAULTS.into_iter().filter(is_possible).collect())
-        }
-        Some(named) if named.iter().all(may_join) => {
-            match named.iter().find(|fault| !fault.is_possible_by(fabric)) {
-                Some(fault) => Err(CommandError::typed(fault.refusal(fabric))),
-                None => Ok(named.to_vec()),
-            }
-        }
-        Some(_) => Err(CommandError::typed(format!(
-            "no rank joins by {scheme}: {}; leave join out of --chaos, or train by sync or local-sgd",
-            refusal.unwrap_or_default()
-        ))),
+        Some([]) => Ok(USUAL_FAULTS.into_iter().filter(|fault| fault.is_possible_by(fabric)).collect()),
+        Some(named) => match named.iter().find(|fault| !fault.is_possible_by(fabric)) {
+            Some(fault) => Err(CommandError::typed(fault.refusal(fabric))),
+            None => Ok(named.to_vec()),
+        },
     }
 }
 

@@ -43,12 +43,12 @@ pub(crate) fn print_all(as_json: bool) -> Result<(), CommandError> {
     }
     for scheme in Scheme::ALL {
         match scheme.after_loss() {
-            AfterLoss::GoesOn { lost, refuses_joiners } => {
-                put!(out, "{} goes on without a rank, with which this ends: {lost}", scheme.name());
-                match refuses_joiners {
-                    None => put!(out, "{} takes in processes that join", scheme.name()),
-                    Some(reason) => put!(out, "{} takes in no processes: {reason}", scheme.name()),
-                }
+            AfterLoss::GoesOn { lost } => {
+                put!(
+                    out,
+                    "{} takes in processes, and goes on without a rank; then this ends: {lost}",
+                    scheme.name()
+                );
             }
             AfterLoss::Refused { reason, instead } => {
                 put!(out, "{} does not train in a session, {instead} does: {reason}", scheme.name());
@@ -71,6 +71,5 @@ fn row(scheme: &Scheme) -> serde_json::Value {
         "compression": axes.compression.name(),
         "guarantee": scheme.guarantee(),
         "goes_on_without_a_rank": matches!(scheme.after_loss(), AfterLoss::GoesOn { .. }),
-        "takes_in_processes": matches!(scheme.after_loss(), AfterLoss::GoesOn { refuses_joiners: None, .. }),
     })
 }

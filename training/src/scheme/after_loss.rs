@@ -15,9 +15,9 @@
 //! | `hybrid` | a shard of the network | are refused |
 //!
 //! What a rank has made by itself since the last exchange stays with it, whoever ends. A process
-//! that joins begins with what all have in common after a step of `sync`, or after an exchange of
-//! `local-sgd`, `diloco`, `easgd` and `eamsgd` ([`Scheme::shared_vectors`]). By the others it is
-//! refused.
+//! that joins begins with what all have in common after a step, or after an exchange
+//! ([`Scheme::shared_vectors`]). By `bidmach` members have nothing in common: the process begins
+//! with the model of one of them ([`Scheme::has_own_models`]).
 //!
 //! A copy of a shard or of a share at a second rank would not help: a rank that ends in the middle
 //! of an exchange has written to some owners and not to others. So a change of it would be in a
@@ -41,9 +41,6 @@ pub enum AfterLoss {
     GoesOn {
         /// What ends with the rank.
         lost: &'static str,
-        /// Why a process that joins while the others train is refused. `None`: it begins with what
-        /// they have.
-        refuses_joiners: Option<&'static str>,
     },
     /// Nobody trains by it in a session.
     Refused {
@@ -62,7 +59,7 @@ impl AfterLoss {
     /// By this scheme.
     pub(crate) fn of(scheme: &Scheme) -> Self {
         let refused = |reason, instead| Self::Refused { reason, instead };
-        let goes_on = |lost| Self::GoesOn { lost, refuses_joiners: scheme.shared_vectors().err() };
+        let goes_on = |lost| Self::GoesOn { lost };
         match scheme {
             _ if compression(scheme) == Compression::F8 => refused(
                 "what encoding has lost is sent the next time, and would be sent twice in an exchange that is \
@@ -124,24 +121,18 @@ impl SharedVector {
 }
 
 /// See [`Scheme::shared_vectors`].
-pub(crate) fn shared_vectors(scheme: &Scheme) -> Result<&'static [SharedVector], &'static str> {
+pub(crate) fn shared_vectors(scheme: &Scheme) -> &'static [SharedVector] {
     use Vector::{Anchor, Centre, Parameters, Velocity};
     match scheme {
-        Scheme::Diloco { .. } if scheme.is_streaming() => {
-            Err("fragments are exchanged while ranks make steps, so members never have all in common")
-        }
-        Scheme::Sync { .. } | Scheme::LocalSgd { compression: Compression::None, .. } => {
-            Ok(&const { [SharedVector::of(Parameters, &[])] })
-        }
+        Scheme::Sync { .. }
+        | Scheme::LocalSgd { compression: Compression::None, .. }
+        | Scheme::ElasticBsp { .. } => &const { [SharedVector::of(Parameters, &[])] },
         Scheme::LocalSgd { .. } | Scheme::Diloco { .. } => {
-            Ok(&const { [SharedVector::of(Parameters, &[Anchor]), SharedVector::of(Velocity, &[])] })
+            &const { [SharedVector::of(Anchor, &[Parameters]), SharedVector::of(Velocity, &[])] }
         }
-        Scheme::Elastic { mode: Mode::Sync, .. } => Ok(&const { [SharedVector::of(Centre, &[Parameters])] }),
-        Scheme::Bidmach { .. } => Err("each member has a model of its own"),
-        Scheme::ElasticBsp { .. } => {
-            Err("barriers are placed by the times of the ranks that have begun the training")
-        }
-        _ => Err("nobody trains by it in a session"),
+        Scheme::Elastic { mode: Mode::Sync, .. } => &const { [SharedVector::of(Centre, &[Parameters])] },
+        // Members of `bidmach` have nothing in common, and nobody trains by the others.
+        _ => &[],
     }
 }
 
@@ -156,30 +147,30 @@ fn compression(scheme: &Scheme) -> Compression {
 }
 
 /// See [`Scheme::plan_in_session`].
-pub(crate) fn plan(scheme: &Scheme, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
+pub(crate) fn plan(scheme: &Scheme, layout: &Layout, seat: Rank, seats: u32) -> Result<Plan, Refusal> {
     if let AfterLoss::Refused { reason, instead } = AfterLoss::of(scheme) {
         return Err(Refusal::Members { scheme: scheme.to_string(), reason, instead });
     }
     let parameters = layout.parameters();
     let plan = match *scheme {
-        Scheme::Sync { .. } => return Ok(scheme.synchronous(layout, ranks, false, true)),
+        Scheme::Sync { .. } => return Ok(scheme.synchronous(layout, seats, false, true)),
         Scheme::Elastic { moving, mode, .. } => {
             // One may be left.
             scheme.moving_rate(moving, mode, 1)?;
-            scheme.plan(layout, rank, ranks)?
+            scheme.plan(layout, seat, seats)?
         }
         Scheme::Bidmach { every, rate, .. } => {
-            let plan = scheme.plan(layout, rank, ranks)?;
-            let side = scheme.lines_of(rank, ranks).iter().map(Vec::len).max().unwrap_or(1);
+            let plan = scheme.plan(layout, seat, seats)?;
+            // It hears of the members before it begins.
             let lengths = vec![SOME; plan.lines.len()];
-            Plan { policy: Box::new(Grid::new(parameters, every, rate, side as u32, lengths)), ..plan }
+            Plan { policy: Box::new(Grid::new(parameters, every, rate, 1, lengths)), ..plan }
         }
         Scheme::ElasticBsp { lookahead, objective, prediction } => {
-            let place = WindowPlan { rank, ranks, shares: Shares::Parts, slots: 1, row: None };
+            let place = WindowPlan { rank: seat, ranks: seats, shares: Shares::Parts, slots: 1, row: None };
             let policy = Supersteps::by_sums(parameters, place, lookahead, objective, prediction);
-            Plan { policy: Box::new(policy), window: None, ..scheme.plan(layout, rank, ranks)? }
+            Plan { policy: Box::new(policy), window: None, ..scheme.plan(layout, seat, seats)? }
         }
-        _ => scheme.plan(layout, rank, ranks)?,
+        _ => scheme.plan(layout, seat, seats)?,
     };
     let Plan { policy, mut vectors, .. } = plan;
     vectors.push(Vector::Sum);

@@ -9,6 +9,8 @@
 //! member has made by itself stay, and a step that is computed is computed to its end. A process
 //! that joins the others resumes behind the exchange that was committed last.
 //!
+//! Numbers that are added up are a part of the exchange that is asked for behind them.
+//!
 //! **Invariants:** the policy inside hears of the end of each exchange once, when all members have
 //! the result. Until then the elements that it gave are as they were. Exchanges are committed one
 //! by one, in the order in which they were asked for, which is the same on all members.
@@ -21,7 +23,7 @@ use pleach_transport::clock::Nanos;
 use crate::compression::Compression;
 use crate::policy::{Action, Actions, Event, OperationId, OperationIds, Outcome, Policy, Update, Vector};
 
-/// What an exchange is of.
+/// What a part of an exchange is of.
 #[derive(Debug)]
 enum Given {
     Average { vector: Vector, piece: Range<usize>, compression: Compression },
@@ -29,9 +31,9 @@ enum Given {
     Numbers(Vec<u64>),
 }
 
-/// An exchange that is not committed.
+/// A part of an exchange that is not committed.
 #[derive(Debug)]
-struct Exchange {
+struct Part {
     /// Its number for the policy inside.
     number: OperationId,
     /// The operation that carries it out.
@@ -42,7 +44,7 @@ struct Exchange {
     outcome: Option<Outcome>,
 }
 
-impl Exchange {
+impl Part {
     fn begin(&mut self, ids: &mut OperationIds, actions: &mut Actions) {
         let id = ids.take();
         (self.id, self.outcome) = (id, None);
@@ -72,7 +74,7 @@ pub(crate) struct Exchanges {
     /// The elements of a vector.
     whole: Range<usize>,
     ids: OperationIds,
-    asked: VecDeque<Exchange>,
+    asked: VecDeque<Part>,
     /// The end of all rounds that the policy inside waits for: its number there and here.
     leaves: Option<(OperationId, OperationId)>,
     /// The step that is computed.
@@ -136,14 +138,14 @@ impl Exchanges {
     }
 
     fn exchange(&mut self, number: OperationId, given: Given, actions: &mut Actions) {
-        let mut exchange = Exchange { number, id: number, given, totals: Vec::new(), outcome: None };
-        exchange.begin(&mut self.ids, actions);
-        self.asked.push_back(exchange);
+        let mut part = Part { number, id: number, given, totals: Vec::new(), outcome: None };
+        part.begin(&mut self.ids, actions);
+        self.asked.push_back(part);
     }
 
     /// There are other members, or one could not end an exchange. `step` comes next.
     fn changed(&mut self, event: Event, step: u64, now: Nanos, actions: &mut Actions) {
-        // It asks for nothing by that.
+        // By that only a process asks for something that joins.
         self.tell(event, now, actions);
         if !std::mem::replace(&mut self.has_begun, true) {
             // A process that joins begins behind an exchange of the others.
@@ -151,7 +153,7 @@ impl Exchanges {
             return self.tell(begins, now, actions);
         }
         self.is_committing = false;
-        self.asked.iter_mut().for_each(|exchange| exchange.begin(&mut self.ids, actions));
+        self.asked.iter_mut().for_each(|part| part.begin(&mut self.ids, actions));
         if let Some((_, id)) = &mut self.leaves {
             *id = self.ids.take();
             actions.push(Action::Leave { id: *id, into: None });
@@ -165,31 +167,40 @@ impl Exchanges {
         if let Some((number, _)) = self.leaves.take_if(|(_, leaves)| *leaves == id) {
             return self.tell(Event::Done(number, outcome), now, actions);
         }
-        if let Some(exchange) = self.asked.iter_mut().find(|exchange| exchange.id == id) {
-            exchange.outcome = Some(outcome);
+        if let Some(part) = self.asked.iter_mut().find(|part| part.id == id) {
+            part.outcome = Some(outcome);
         }
     }
 
     /// All members have the result of the oldest exchange.
     fn committed(&mut self, now: Nanos, actions: &mut Actions) {
         self.is_committing = false;
-        let Some(Exchange { number, given, totals, outcome: Some(outcome), .. }) = self.asked.pop_front()
-        else {
-            return;
-        };
         self.committed += 1;
-        if let Given::Average { vector, piece, .. } | Given::Contribution { vector, piece, .. } = given {
-            copy(Vector::Sum, vector, &piece, actions);
+        for _ in self.oldest() {
+            let Some(Part { number, given, totals, outcome: Some(outcome), .. }) = self.asked.pop_front()
+            else {
+                return;
+            };
+            if let Given::Average { vector, piece, .. } | Given::Contribution { vector, piece, .. } = given {
+                copy(Vector::Sum, vector, &piece, actions);
+            }
+            for (place, total) in totals {
+                self.tell(Event::Totalled { place, total }, now, actions);
+            }
+            self.tell(Event::Done(number, outcome), now, actions);
         }
-        for (place, total) in totals {
-            self.tell(Event::Totalled { place, total }, now, actions);
-        }
-        self.tell(Event::Done(number, outcome), now, actions);
+    }
+
+    /// The parts of the oldest exchange, as a range of all.
+    fn oldest(&self) -> Range<usize> {
+        let is_last = |part: &Part| !matches!(part.given, Given::Numbers(_));
+        0..self.asked.iter().position(is_last).map_or(0, |last| last + 1)
     }
 
     /// Asks for the word of the session, if the policy inside waits for that.
     fn try_commit(&mut self, actions: &mut Actions) {
-        let is_done = self.asked.front().is_some_and(|exchange| exchange.outcome.is_some());
+        let oldest = self.oldest();
+        let is_done = !oldest.is_empty() && self.asked.range(oldest).all(|part| part.outcome.is_some());
         if is_done && !self.is_committing && self.computing.is_none() {
             self.is_committing = true;
             actions.push(Action::Commit { step: self.committed });
@@ -204,11 +215,10 @@ impl Policy for Exchanges {
             Event::Committed => self.committed(now, actions),
             Event::Done(id, outcome) => self.done(id, outcome, now, actions),
             Event::Totalled { place, total } => {
-                let is_summed = |exchange: &&mut Exchange| {
-                    matches!(exchange.given, Given::Numbers(_)) && exchange.outcome.is_none()
-                };
-                if let Some(exchange) = self.asked.iter_mut().find(is_summed) {
-                    exchange.totals.push((place, total));
+                let is_summed =
+                    |part: &&mut Part| matches!(part.given, Given::Numbers(_)) && part.outcome.is_none();
+                if let Some(part) = self.asked.iter_mut().find(is_summed) {
+                    part.totals.push((place, total));
                 }
             }
             Event::Computed { .. } | Event::Stop => {
@@ -218,5 +228,9 @@ impl Policy for Exchanges {
             event => self.tell(event, now, actions),
         }
         self.try_commit(actions);
+    }
+
+    fn joins_at(&self, next: u64) -> u64 {
+        self.inner.joins_at(next)
     }
 }

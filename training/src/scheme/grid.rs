@@ -4,6 +4,9 @@
 //! `w ← (1 - a)w + a·average`. A round opens when a share of the line is there, so a slow rank
 //! holds nobody up; what it gives too late is dropped, and it takes the newest round's average.
 //!
+//! In a session all members make as many steps, and lines are those of as many members as there
+//! are.
+//!
 //! **Invariants:** no operation before the end has more ranks than the side of the grid. At the end
 //! the parameters of all ranks are averaged. In its exchange number k of a dimension a rank waits
 //! for no round above k. So ranks never wait for each other in a circle: of all ranks that wait
@@ -12,6 +15,7 @@
 //! that was left out often either. A rank that was late, waits for the round after the newest one,
 //! and is waited for in another line, would close such a circle.
 
+use pleach_collectives::RankSpace;
 use pleach_transport::clock::Nanos;
 
 use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
@@ -98,8 +102,12 @@ impl Policy for Grid {
             | Event::Totalled { .. }
             | Event::Arrived { .. }
             | Event::Told { .. }
-            | Event::Committed
-            | Event::Membership { .. } => {}
+            | Event::Committed => {}
+            Event::Membership { ranks, step, .. } => {
+                let grid = RankSpace::balanced(ranks, self.lengths.len() as u32);
+                self.side = grid.extents().iter().copied().max().unwrap_or(1);
+                self.next_step = step;
+            }
             // What is late is dropped, so nothing is carried.
             Event::Pause => {
                 self.is_paused = true;

@@ -576,9 +576,8 @@ impl Scheme {
         AfterLoss::of(self)
     }
 
-    /// As [`Scheme::plan`], for a training in a session ([`Trainer::in_session`]), which begins
-    /// with so many members, of which this is one. [`Scheme::after_loss`] says which schemes have
-    /// such a plan.
+    /// As [`Scheme::plan`], for a training in a session ([`Trainer::in_session`]): of the member on
+    /// this of so many seats. [`Scheme::after_loss`] says which schemes have such a plan.
     ///
     /// [`Trainer::in_session`]: crate::Trainer::in_session
     ///
@@ -586,8 +585,8 @@ impl Scheme {
     ///
     /// [`Refusal::Members`]: other schemes, with the reason. [`Refusal::Unstable`], if it would
     /// diverge on fewer members, down to one. Those of [`Scheme::plan`].
-    pub fn plan_in_session(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
-        after_loss::plan(self, layout, rank, ranks)
+    pub fn plan_in_session(&self, layout: &Layout, seat: Rank, seats: u32) -> Result<Plan, Refusal> {
+        after_loss::plan(self, layout, seat, seats)
     }
 
     /// Whether each step is one of the session. Else its steps are the exchanges.
@@ -595,9 +594,15 @@ impl Scheme {
         matches!(self, Self::Sync { .. })
     }
 
-    /// What a process that joins a training in a session begins with; or why it is refused.
-    pub(crate) fn shared_vectors(&self) -> Result<&'static [SharedVector], &'static str> {
+    /// What all members of a session have in common after a commit: a process that joins begins
+    /// with that.
+    pub(crate) fn shared_vectors(&self) -> &'static [SharedVector] {
         after_loss::shared_vectors(self)
+    }
+
+    /// Whether each member has a model of its own after a commit.
+    pub(crate) fn has_own_models(&self) -> bool {
+        matches!(self, Self::Bidmach { .. })
     }
 
     /// The ranks of each line of a rank, when there are so many ranks.

@@ -6,9 +6,14 @@
 //! optimizer takes its step, and the parameters become `mix` parts their own and `1 - mix` parts
 //! those of the outer optimizer.
 //!
-//! **Invariants:** a fragment is exchanged every `every` steps, after the same steps on all ranks.
-//! The anchor, which the outer optimizer moves, has the same bits on all ranks. After the last step
-//! what is under way is applied and all fragments are exchanged once more, without mixing.
+//! In a session, what all members have in common is the anchor and the velocity of the outer
+//! optimizer. A process that joins begins at the anchor. It takes part in the exchanges that are
+//! under way, which follow from how many count: it has changed nothing, so it gives zeros.
+//!
+//! **Invariants:** a fragment is exchanged every `every` steps, after the same steps on all ranks,
+//! and at most one after a step. What was exchanged is applied in that order. The anchor, which the
+//! outer optimizer moves, has the same bits on all ranks. After the last step what is under way is
+//! applied and all fragments are exchanged once more, without mixing.
 
 use std::ops::Range;
 
@@ -106,15 +111,16 @@ impl Streaming {
     fn apply(&mut self, actions: &mut Actions) -> bool {
         let Self { outer: Outer { learning_rate, momentum }, streams: Streams { mix, .. }, .. } = *self;
         let (next_step, is_stopped) = (self.next_step, self.is_stopped);
-        let is_due = |fragment: &Fragment| {
+        let is_due = |fragment: &&mut Fragment| {
             fragment.applied_after.is_some_and(|after| after <= next_step || is_stopped)
         };
-        // All together, so that ranks agree at the same places.
-        if self.fragments.iter().any(|fragment| is_due(fragment) && fragment.travels.is_some()) {
-            return false;
-        }
-        let mut has_applied = false;
-        for fragment in self.fragments.iter_mut().filter(|fragment| is_due(fragment)) {
+        // One by one, so that ranks agree at the same places, whenever averages come.
+        while let Some(fragment) =
+            self.fragments.iter_mut().filter(is_due).min_by_key(|fragment| fragment.applied_after)
+        {
+            if fragment.travels.is_some() {
+                return false;
+            }
             fragment.applied_after = None;
             let piece = fragment.piece.clone();
             let own = (Vector::Parameters, Vector::Fetched);
@@ -126,26 +132,43 @@ impl Streaming {
                 let (into, from) = own;
                 actions.update(Update::Mix { into, alpha: 1.0 - mix, from, beta: mix, piece });
             }
-            has_applied = true;
-        }
-        if has_applied {
             actions.push(Action::Agreed(Vector::Anchor));
             actions.push(Action::Exchanged);
         }
         true
     }
 
-    /// Begins the exchange of the fragments whose turn it is.
+    /// Begins the exchange of the fragment whose turn it is.
     fn exchange(&mut self, actions: &mut Actions) {
-        let Streams { every, delay, .. } = self.streams;
-        for fragment in &mut self.fragments {
-            if self.next_step % every == fragment.phase {
-                let (id, piece) = (self.ids.take(), fragment.piece.clone());
-                actions.update(Update::Difference { piece: piece.clone() });
-                actions.average(id, Vector::Delta, piece, self.compression);
-                fragment.travels = Some(id);
-                fragment.applied_after = Some(self.next_step.saturating_add(delay));
+        let phase = self.next_step % self.streams.every;
+        if let Some(place) = self.fragments.iter().position(|fragment| fragment.phase == phase) {
+            self.begin(place, self.next_step, actions);
+        }
+    }
+
+    /// Begins the exchange of a fragment, whose turn it is after so many steps.
+    fn begin(&mut self, place: usize, after: u64, actions: &mut Actions) {
+        let (id, fragment) = (self.ids.take(), &mut self.fragments[place]);
+        actions.update(Update::Difference { piece: fragment.piece.clone() });
+        actions.average(id, Vector::Delta, fragment.piece.clone(), self.compression);
+        fragment.travels = Some(id);
+        fragment.applied_after = Some(after.saturating_add(self.streams.delay));
+    }
+
+    /// Begins before a step of the others, behind so many of their exchanges.
+    fn join(&mut self, step: u64, exchanges: u64, actions: &mut Actions) {
+        self.next_step = step;
+        let (count, every) = (self.fragments.len() as u64, self.streams.every);
+        for exchange in exchanges.. {
+            let place = (exchange % count) as usize;
+            let phase = self.fragments[place].phase;
+            // A phase of 0 is the end of a period.
+            let in_period = if phase == 0 { every } else { phase };
+            let after = (exchange / count).saturating_mul(every).saturating_add(in_period);
+            if after > step {
+                break;
             }
+            self.begin(place, after, actions);
         }
     }
 
@@ -191,8 +214,12 @@ impl Policy for Streaming {
             | Event::Arrived { .. }
             | Event::Told { .. }
             | Event::Committed
-            | Event::Membership { .. }
             | Event::Pause => {}
+            Event::Membership { step, committed, .. } => {
+                if step > self.next_step {
+                    self.join(step, committed, actions);
+                }
+            }
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => {
                 actions.update(Update::Step);
@@ -270,6 +297,28 @@ mod tests {
         assert_eq!(exchanges(streams, 9), begun_and_applied);
         let at_once = Streams { every: 4, fragments: 1, delay: 0, mix: 0.0 };
         assert_eq!(exchanges(at_once, 8), [(4, 0, false), (4, 0, true), (8, 0, false), (8, 0, true)]);
+    }
+
+    #[test]
+    fn who_joins_begins_the_exchanges_that_are_under_way_and_no_others() {
+        // Exchanges begin after 2, 4, 6, 8 … steps, and end 3 steps later.
+        let streams = Streams { every: 6, fragments: 3, delay: 3, mix: 0.0 };
+        let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
+        for (step, committed, begun) in
+            [(5, 1, &[4][..]), (7, 2, &[8]), (8, 2, &[8, 0]), (8, 4, &[]), (9, 3, &[0])]
+        {
+            let mut policy = Streaming::new(10, streams, outer, Compression::None);
+            let mut actions = Actions::default();
+            policy.on(Event::Membership { ranks: 2, step, committed }, Nanos::ZERO, &mut actions);
+            let averages = |action| match action {
+                Action::Average { piece, .. } => Some(piece.start),
+                _ => None,
+            };
+            let averaged: Vec<usize> = actions.drain().filter_map(averages).collect();
+            assert_eq!(averaged, begun, "step {step}, {committed} exchanges");
+            policy.on(Event::Resume, Nanos::ZERO, &mut actions);
+            assert!(actions.drain().eq([Action::Compute { step }]));
+        }
     }
 
     #[test]

@@ -8,7 +8,10 @@
 //! themselves until the barrier.
 //!
 //! In a session there are no words between ranks: predictions are added up, and each rank places
-//! the barrier as the others do.
+//! the barrier as the others do. The steps that ranks have made are added up too. A process that
+//! joins begins behind a barrier, with the parameters of all, as if it had made as many steps as a
+//! rank on the average. Its first superstep has one step, as that of all in the beginning: so it
+//! has an interval of its own when it comes to its first barrier.
 //!
 //! A rank that has made its last step comes to each barrier at once, until all have. It does so too
 //! before a checkpoint, after which the first superstep has one step again.
@@ -42,8 +45,13 @@ pub(crate) struct Supersteps {
     left: u64,
     /// Operations of the barrier that are under way.
     under_way: u32,
-    /// Whether all ranks know by sums what each has predicted, and place the barrier alike.
+    /// Whether all ranks know by sums what each has predicted, and place the barrier alike. Then
+    /// ranks are seats.
     by_sums: bool,
+    /// The members that there are.
+    members: u32,
+    /// The steps that a member had made at the last barrier, on the average.
+    mean_steps: u64,
     /// The steps of the next superstep, once they are told.
     told: Option<Word>,
     /// Whether it makes no step, for ever or before a checkpoint.
@@ -81,6 +89,8 @@ impl Supersteps {
             left: 1,
             under_way: 0,
             by_sums: false,
+            members: 1,
+            mean_steps: 0,
             told: None,
             is_stopped: false,
             has_ended: false,
@@ -92,8 +102,8 @@ impl Supersteps {
         }
     }
 
-    /// The same without words between ranks: predictions are added up, each at the place of its
-    /// rank. A rank that has ended has predicted nothing, as after its last step.
+    /// The same without words between ranks: predictions are added up, each at the place of the
+    /// member's seat. A seat where nobody is has predicted nothing, as after its last step.
     pub(crate) fn by_sums(
         parameters: usize,
         plan: WindowPlan,
@@ -130,6 +140,7 @@ impl Supersteps {
         if self.by_sums {
             let (id, mut numbers) = (self.ids.take(), vec![0; self.predicted.len()]);
             numbers[self.plan.rank as usize] = predicted;
+            numbers.push(self.next_step);
             self.under_way += 1;
             actions.push(Action::Total { id, numbers });
         } else if self.plan.rank == 0 {
@@ -216,8 +227,12 @@ impl Policy for Supersteps {
         match event {
             Event::Start => self.compute(now, actions),
             Event::Ready(_) | Event::Needed(_) | Event::Arrived { .. } => {}
-            Event::Committed | Event::Membership { .. } => {}
-            Event::Totalled { place, total } => self.predicted[place as usize] = Some(total),
+            Event::Committed => {}
+            Event::Membership { ranks, step, .. } => (self.members, self.next_step) = (ranks, step),
+            Event::Totalled { place, total } => match self.predicted.get_mut(place as usize) {
+                Some(predicted) => *predicted = Some(total),
+                None => self.mean_steps = total / u64::from(self.members.max(1)),
+            },
             Event::Computed { .. } => self.computed(now, actions),
             Event::Done(_, outcome) => {
                 self.under_way -= 1;
@@ -241,6 +256,10 @@ impl Policy for Supersteps {
                 self.compute(now, actions);
             }
         }
+    }
+
+    fn joins_at(&self, next: u64) -> u64 {
+        if self.by_sums { self.mean_steps } else { next }
     }
 
     fn state(&mut self, state: &mut State<'_>) {

@@ -293,7 +293,7 @@ impl Policy for Synchronous {
                 self.is_committing = false;
                 self.apply(now, actions);
             }
-            Event::Membership { ranks, step } => {
+            Event::Membership { ranks, step, .. } => {
                 self.repeat(ranks, step);
                 self.go_on(now, actions);
             }

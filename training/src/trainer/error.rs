@@ -41,7 +41,7 @@ pub enum TrainError {
     /// The session has made steps before, and nobody hands over what a training goes on with.
     #[error(
         "the session is at step {step}, and nobody hands a training over: {reason}; begin the training with the \
-         first step of the session, or train by sync or local-sgd there"
+         first step of a session"
     )]
     Late {
         /// The step that comes next.

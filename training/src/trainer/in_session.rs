@@ -15,8 +15,8 @@
 //! What all members have in common after a commit ([`Scheme::shared_vectors`]) is a state of the
 //! session: a copy, made when a step or an exchange is committed. A process that joins after the
 //! first step begins with what it has read there. Where members make steps by themselves it makes
-//! all steps between the last exchange and the next, and the others wait for it there. By schemes
-//! whose members have nothing in common there is no state, and such a process is refused.
+//! all steps between the last exchange and the next, and the others wait for it there. Where
+//! members have no vector in common a process begins with the model of one ([`super::models`]).
 //!
 //! In the beginning members compare what has to be the same on all of them, and get the parameters
 //! of rank 0. That is a part of each attempt of the first step, or the first exchange. So all
@@ -35,6 +35,7 @@ use pleach_transport::clock;
 use pleach_vocabulary::digest::chain;
 
 use super::metrics::TrainingMetrics;
+use super::models::{Models, hand_over};
 use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work};
 use crate::interpreter::Vectors as _;
 use crate::ledger::PolicyError;
@@ -47,8 +48,10 @@ const FACTS: usize = 5;
 /// The session of a training.
 pub(crate) struct InSession {
     session: Session,
-    /// What a process that joins begins with, where members have something in common.
-    kept: Option<Kept>,
+    /// What a process that joins begins with.
+    kept: Kept,
+    /// Where each member has a model of its own.
+    models: Option<Models>,
     /// Whether this process has joined when all steps were made.
     is_over: bool,
     /// Whether this process begins with that: others have made the steps before.
@@ -121,12 +124,11 @@ impl InSession {
         if session.heals() == Heal::Hidden {
             return Err(TrainError::HealsInStep);
         }
-        let shared_vectors = scheme.shared_vectors();
-        let kept =
-            shared_vectors.ok().map(|shared| Kept::new(&mut session, shared, parameters)).transpose()?;
+        let kept = Kept::new(&mut session, scheme.shared_vectors(), parameters)?;
+        let models = scheme.has_own_models().then(|| Models::new(parameters));
         let step = session.next()?;
-        if step > 0 && !kept.as_ref().is_some_and(Kept::is_of_a_training) {
-            let reason = shared_vectors.err().unwrap_or("its members have made steps without a trainer");
+        if step > 0 && !kept.is_of_a_training() {
+            let reason = "its members have made steps without a trainer";
             return Err(TrainError::Late { step, reason });
         }
         let (epoch, group) = (session.attempted_epoch(), session.group()?.clone());
@@ -136,6 +138,7 @@ impl InSession {
         let own = Self {
             session,
             kept,
+            models,
             is_over: false,
             has_joined,
             epoch,
@@ -150,6 +153,11 @@ impl InSession {
 
     pub(crate) fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Where each member has a model of its own.
+    pub(crate) fn models(&mut self) -> Option<&mut Models> {
+        self.models.as_mut()
     }
 
     /// Leaves the session.
@@ -279,14 +287,25 @@ fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
         return Ok(false);
     }
     let own = session_of(trainer);
-    if !std::mem::replace(&mut own.is_told, true) && !own.is_over {
-        trainer.began.get_or_insert_with(clock::now);
-        let unfinished = trainer.interpreter.unfinished_step();
-        let step = if is_by_step { session_of(trainer).session.step() } else { unfinished };
-        trainer.requested = None;
+    if !std::mem::replace(&mut own.is_told, true) {
+        let number = own.session.step();
+        match hand_over(trainer, number) {
+            Err(TrainError::Collective(error)) => return give_up(trainer, error).map(|()| false),
+            handed_over => handed_over?,
+        }
+        // The first attempt of members that make steps by themselves is no exchange.
+        let (committed, step) = if is_by_step {
+            (number, number)
+        } else {
+            (number.saturating_sub(1), trainer.interpreter.unfinished_step())
+        };
         let ranks = trainer.group.world_size();
-        if !goes_on(trainer, Event::Membership { ranks, step })? {
-            return Ok(false);
+        if !session_of(trainer).is_over {
+            trainer.began.get_or_insert_with(clock::now);
+            trainer.requested = None;
+            if !goes_on(trainer, Event::Membership { ranks, step, committed })? {
+                return Ok(false);
+            }
         }
     }
     // The policy may have ended the exchange that it had to repeat.
@@ -314,23 +333,25 @@ pub(crate) fn is_committed(trainer: &mut Trainer) -> Result<bool, TrainError> {
     Ok(is_committed)
 }
 
-/// Something was committed: keeps what a process that joins needs, if one may join.
+/// Something was committed: keeps what a process that joins needs.
 pub(crate) fn keep(trainer: &mut Trainer) {
     let interpreter = &trainer.interpreter;
-    let (agreement, next) = (interpreter.agreement(), interpreter.unfinished_step());
-    let is_over = interpreter.is_stopped().into();
+    let (agreement, next) = (interpreter.agreement(), interpreter.joins_at());
+    let is_over = interpreter.has_ended().into();
     // It does not change after the first step.
-    let same = match &session_of(trainer).kept {
-        Some(kept) if kept.facts[FACTS - 1] == 0 => compared(trainer),
-        _ => 0,
-    };
+    let is_first = session_of(trainer).kept.facts[FACTS - 1] == 0;
+    let same = if is_first { compared(trainer) } else { 0 };
     let all = 0..trainer.layout.parameters();
-    let Trainer { vectors, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer else {
+    let Trainer { vectors, in_session: Some(InSession { kept, models, .. }), .. } = trainer else {
         return;
     };
     for (kept, SharedVector { vector, .. }) in &mut kept.vectors {
         let [elements] = vectors.pieces([*vector], &all);
         kept.update(|kept| kept.copy_from_slice(elements));
+    }
+    if let Some(models) = models {
+        let [parameters] = vectors.pieces([Vector::Parameters], &all);
+        models.keep(parameters);
     }
     kept.facts.update(|facts| {
         let same = facts[FACTS - 1].max(same);
@@ -342,9 +363,7 @@ pub(crate) fn keep(trainer: &mut Trainer) {
 /// joins has the parameters from, begins with them, as where the policy begins.
 fn keep_beginning(trainer: &mut Trainer) {
     let all = 0..trainer.layout.parameters();
-    let Trainer { vectors, in_session: Some(InSession { kept: Some(kept), .. }), .. } = trainer else {
-        return;
-    };
+    let Trainer { vectors, in_session: Some(InSession { kept, .. }), .. } = trainer else { return };
     for (_, SharedVector { vector, copies }) in &kept.vectors {
         if copies.contains(&Vector::Parameters) {
             let [parameters, shared] = vectors.pieces([Vector::Parameters, *vector], &all);
@@ -368,7 +387,7 @@ fn take_over(trainer: &mut Trainer) -> Result<(), TrainError> {
     let same = compared(trainer);
     let (all, rank) = (0..trainer.layout.parameters(), trainer.group.rank());
     let Trainer { vectors, interpreter, in_session: Some(own), .. } = trainer else { return Ok(()) };
-    let Some(kept) = &own.kept else { return Ok(()) };
+    let kept = &own.kept;
     let [places, digest, next, is_over, theirs] = kept.facts[..] else { unreachable!("there are so many") };
     if same != theirs {
         let what = "the hash of scheme, layout, number of steps and what the program compares";
@@ -382,6 +401,7 @@ fn take_over(trainer: &mut Trainer) -> Result<(), TrainError> {
         }
     }
     interpreter.take_over(places, digest, next);
+    own.models.iter_mut().for_each(Models::miss);
     own.is_over = is_over != 0;
     Ok(())
 }

@@ -32,6 +32,7 @@ mod line;
 mod mean;
 mod messages;
 mod metrics;
+mod models;
 mod registered;
 mod rounds;
 
@@ -230,13 +231,12 @@ impl Trainer {
     /// which gives all members the parameters of rank 0. So the deadline of a call
     /// (`Options::timeout`) covers the steps between two exchanges.
     ///
-    /// By `Sync`, `LocalSgd`, `Diloco` and `Elastic` a process that joins while the others train
-    /// begins with their parameters, those of the last exchange where ranks make steps by
-    /// themselves, or with the centre. By `Sync`, what the program's optimizer keeps is a state of
-    /// the program's own ([`Session::state`]), declared before this call, and changed with each
-    /// step; it is there when this returns. By other schemes a process that joins is refused
-    /// ([`TrainError::Late`], with the reason that [`Scheme::after_loss`] gives), and the others go
-    /// on.
+    /// A process that joins while the others train begins with what they have in common: their
+    /// parameters, those of the last exchange where ranks make steps by themselves, the anchor of
+    /// the outer optimizer, or the centre. By `Bidmach` it begins with the model of one of them.
+    /// By `Sync`, what the program's optimizer keeps is a state of the program's own
+    /// ([`Session::state`]), declared before this call, and changed with each step; it is there
+    /// when this returns.
     ///
     /// The session makes steps by this trainer alone. Where it is told to leave
     /// ([`Session::leave_on`]), a call returns `SessionError::Left`: see [`Trainer::leave`].
@@ -256,8 +256,9 @@ impl Trainer {
             return Err(TrainError::NoParameters);
         }
         scheme.plan_in_session(layout, 0, 1)?;
+        let (seat, seats) = (session.seat().0, session.seats());
         let (mut in_session, group) = InSession::new(session, scheme, layout.parameters())?;
-        let plan = scheme.plan_in_session(layout, group.rank(), group.world_size())?;
+        let plan = scheme.plan_in_session(layout, seat, seats)?;
         let vectors = RegisteredVectors::new(&plan, |len| in_session.buffer(len))?;
         let in_session = Some(in_session);
         Ok(Self { in_session, ..Self::of_plan(&group, (plan, vectors), scheme, layout, steps) })

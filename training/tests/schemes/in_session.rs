@@ -274,64 +274,6 @@ fn a_process_that_joins_trains_on_with_what_the_others_have() {
     }
 }
 
-/// Trains by a scheme whose ranks make steps by themselves until it is over, and some steps more.
-/// Says when it has made its first step. Returns the number of steps after that it was over.
-fn train_until_it_is_over(
-    session: Session,
-    text: &str,
-    begins: &Sender<u64>,
-    is_over: &OnceLock<()>,
-) -> Result<u64, TrainError> {
-    let (layout, seat) = (Linear.layout(), session.seat().0);
-    let mut trainer = Trainer::in_session(session, &scheme(text), &layout, u64::MAX >> 1)?;
-    trainer.parameters_mut().copy_from_slice(&Linear.initial());
-    let mut sgd = Sgd::new(layout.parameters(), 1e-3, MOMENTUM);
-    let mut more = 0;
-    while let Some(mut step) = trainer.step()? {
-        let number = step.number();
-        if number == 1 {
-            begins.send(number).expect("the test listens");
-        }
-        more += u64::from(is_over.get().is_some());
-        let (parameters, gradient) = step.vectors()?;
-        let loss = Linear.gradient(seat, number, parameters, gradient);
-        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
-        if more == 20 {
-            break;
-        }
-    }
-    trainer.leave();
-    Ok(more)
-}
-
-#[test]
-fn a_process_is_refused_where_members_share_no_vector_and_they_go_on() {
-    for (fabric, text) in [(Fabric::Shm, "bidmach"), (Fabric::Tcp, "elastic-bsp:lookahead=4")] {
-        let folder = ranks::Folder::new();
-        let (begins, begun) = channel();
-        let is_over = OnceLock::new();
-        let join = |rank| {
-            let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
-            options.fabric = FabricChoice::Only(fabric);
-            Session::join(&options, &Elastic::between(1, RANKS)).expect("joins")
-        };
-        thread::scope(|scope| {
-            let start = |rank| {
-                let (join, begins, is_over) = (&join, begins.clone(), &is_over);
-                scope.spawn(move || train_until_it_is_over(join(rank), text, &begins, is_over))
-            };
-            let founders: Vec<_> = (0..RANKS - 1).map(start).collect();
-            (0..RANKS - 1).for_each(|_| assert_eq!(begun.recv(), Ok(1)));
-            let refused = start(1).join().unwrap();
-            is_over.set(()).expect("once");
-            assert!(matches!(refused, Err(TrainError::Late { step: 1.., .. })), "{text}: {refused:?}");
-            for founder in founders {
-                assert_eq!(founder.join().unwrap().expect("it goes on"), 20, "{text}");
-            }
-        });
-    }
-}
-
 /// The time of a step that takes long.
 #[expect(clippy::disallowed_methods, reason = "a rank that computes")]
 fn pause() {
@@ -378,6 +320,11 @@ fn a_process_that_joins_local_steps_begins_behind_the_last_exchange() {
         ("local-sgd:every=1", 1),
         ("easgd:every=3,mode=sync", 3),
         ("eamsgd:every=2,mode=sync,momentum=0.5", 2),
+        ("diloco:every=6,fragments=3,delay=2,mix=0.5", 2),
+        ("diloco:every=4,delay=3", 1),
+        ("bidmach:every=2,rate=0.5,dimensions=1", 2),
+        ("bidmach", 1),
+        ("elastic-bsp:lookahead=4", 1),
     ];
     for (fabric, (text, every)) in [Fabric::Shm, Fabric::Tcp].into_iter().cycle().zip(texts) {
         let folder = ranks::Folder::new();
@@ -410,6 +357,10 @@ fn a_process_that_joins_local_steps_begins_behind_the_last_exchange() {
         assert_eq!(all[first as usize..], its_own[..], "{text} over {fabric}");
         if text == "local-sgd:every=3" || text == "local-sgd:every=1" {
             let expected = local_sgd_of(all.len() as u64, every, RANKS - 1, &[], Some((RANKS - 1, first)));
+            assert_eq!(newcomer.parameters[..], expected[..], "{text} over {fabric}, from step {first}");
+        }
+        if text == "bidmach:every=2,rate=0.5,dimensions=1" {
+            let expected = one_line(all.len() as u64, every, 0.5, RANKS - 1, (RANKS - 1, first));
             assert_eq!(newcomer.parameters[..], expected[..], "{text} over {fabric}, from step {first}");
         }
     }
@@ -517,7 +468,15 @@ fn join_once(fabric: Fabric, text: &str, joins: Joins, margin: Duration) -> Opti
 
 #[test]
 fn a_process_joins_before_the_first_step_and_behind_the_last_exchange() {
-    let texts = ["local-sgd:every=3", "diloco:every=4", "local-sgd:every=1", "easgd:every=3,mode=sync"];
+    let texts = [
+        "local-sgd:every=3",
+        "diloco:every=4",
+        "local-sgd:every=1",
+        "easgd:every=3,mode=sync",
+        "diloco:every=6,fragments=3,delay=2,mix=0.5",
+        "bidmach",
+        "elastic-bsp:lookahead=4",
+    ];
     let cases = [(Joins::BeforeTheFirstStep, JOINED_STEPS), (Joins::WithTheLastStep, 0)];
     let all =
         texts.into_iter().chain(["easgd:every=1,mode=sync"]).flat_map(|text| cases.map(|case| (text, case)));
@@ -572,6 +531,39 @@ fn local_sgd_of(
     ends: &[(u32, u64)],
     comes: Option<(u32, u64)>,
 ) -> Vec<f32> {
+    looped((steps, ranks), ends, comes, |step, models| {
+        if step.is_multiple_of(every) || step == steps {
+            let mean = mean_of(models);
+            models.iter_mut().for_each(|model| model.copy_from_slice(&mean));
+        }
+    })
+}
+
+/// Elastic averaging by `bidmach`, where all ranks are in one line. One comes with the model of the
+/// first.
+fn one_line(steps: u64, every: u64, rate: f32, ranks: u32, comes: (u32, u64)) -> Vec<f32> {
+    looped((steps, ranks), &[], Some(comes), |step, models| {
+        if step.is_multiple_of(every) {
+            let mean = mean_of(models);
+            for (x, mean) in models.iter_mut().flat_map(|model| model.iter_mut().zip(&mean)) {
+                *x = (1.0 - rate) * *x + rate * mean;
+            }
+        }
+        if step == steps {
+            let mean = mean_of(models);
+            models.iter_mut().for_each(|model| model.copy_from_slice(&mean));
+        }
+    })
+}
+
+/// Ranks that make so many steps, and do something with their models after each. Some end before a
+/// step, and one comes before one, with what the first one has.
+fn looped(
+    (steps, ranks): (u64, u32),
+    ends: &[(u32, u64)],
+    comes: Option<(u32, u64)>,
+    mut exchange: impl FnMut(u64, &mut [&mut Vec<f32>]),
+) -> Vec<f32> {
     let initial = Linear.initial();
     let begin = |rank, parameters: &[f32]| {
         (rank, parameters.to_vec(), Sgd::new(initial.len(), LEARNING_RATE, MOMENTUM))
@@ -588,17 +580,20 @@ fn local_sgd_of(
             Linear.gradient(*rank, step, parameters, &mut gradient);
             sgd.step(parameters, &gradient);
         }
-        if (step + 1).is_multiple_of(every) || step + 1 == steps {
-            let count = ranks.len() as f32;
-            let mut mean = ranks[0].1.clone();
-            for (_, parameters, _) in &ranks[1..] {
-                mean.iter_mut().zip(parameters).for_each(|(mean, element)| *mean += element);
-            }
-            mean.iter_mut().for_each(|mean| *mean /= count);
-            ranks.iter_mut().for_each(|(_, parameters, _)| parameters.copy_from_slice(&mean));
-        }
+        let mut models: Vec<_> = ranks.iter_mut().map(|(_, parameters, _)| parameters).collect();
+        exchange(step + 1, &mut models);
     }
     ranks.swap_remove(0).1
+}
+
+/// The mean, added up in the order of ranks.
+fn mean_of(models: &[&mut Vec<f32>]) -> Vec<f32> {
+    let mut mean = models[0].clone();
+    for model in &models[1..] {
+        mean.iter_mut().zip(model.iter()).for_each(|(mean, element)| *mean += element);
+    }
+    mean.iter_mut().for_each(|mean| *mean /= models.len() as f32);
+    mean
 }
 
 #[test]
@@ -651,13 +646,12 @@ fn each_scheme_goes_on_after_a_loss_or_is_refused_with_the_reason() {
         "bidmach:threshold=0.75",
         "eager:activation=all",
     ];
-    let (mut going_on, mut taking_in) = (Vec::new(), Vec::new());
+    let mut going_on = Vec::new();
     for scheme in Scheme::ALL.into_iter().chain(more.map(scheme)) {
         let plan = scheme.plan_in_session(&layout, 1, 3);
         match scheme.after_loss() {
-            AfterLoss::GoesOn { lost, refuses_joiners } => {
+            AfterLoss::GoesOn { lost } => {
                 assert!(plan.is_ok() && !lost.is_empty(), "{scheme}");
-                taking_in.extend(refuses_joiners.is_none().then(|| scheme.to_string()));
                 going_on.push(scheme.to_string());
             }
             AfterLoss::Refused { reason, instead } => {
@@ -681,20 +675,15 @@ fn each_scheme_goes_on_after_a_loss_or_is_refused_with_the_reason() {
         "eamsgd:mode=sync",
     ];
     assert_eq!(going_on, expected);
-    let expected = [
-        "sync",
-        "local-sgd",
-        "diloco",
-        "sync:compress=bf16",
-        "sync:bucket=16",
-        "easgd:mode=sync",
-        "eamsgd:mode=sync",
-    ];
-    assert_eq!(taking_in, expected);
     // One member may be left, which would go twice as far as the centre.
     let unstable = scheme("easgd:mode=sync,moving=1.4");
     assert!(unstable.plan(&layout, 0, 3).is_ok());
     assert!(matches!(unstable.plan_in_session(&layout, 0, 3), Err(Refusal::Unstable { ranks: 1, .. })));
+}
+
+/// So many members are told that this step comes next, and nothing counts yet.
+fn members(ranks: u32, step: u64) -> Event {
+    Event::Membership { ranks, step, committed: 0 }
 }
 
 /// An interpreter, and how often the optimizer made a step.
@@ -755,24 +744,24 @@ impl Told {
 fn nothing_is_applied_before_the_word_of_the_session_and_members_begin_the_step_anew() {
     let layout = Layout::of(&[4, 4, 4]);
     let mut told = Told::of("sync:bucket=16", &layout);
-    assert_eq!(told.tell(Event::Membership { ranks: 3, step: 0 }), [Request::Compute { step: 0 }]);
+    assert_eq!(told.tell(members(3, 0)), [Request::Compute { step: 0 }]);
     let averages = told.compute(0);
     assert_eq!(averages.len(), 3);
     // Two of three are there when a member ends.
     assert!(told.end(&averages[..2]).is_empty());
-    assert_eq!(told.tell(Event::Membership { ranks: 2, step: 0 }), [Request::Compute { step: 0 }]);
+    assert_eq!(told.tell(members(2, 0)), [Request::Compute { step: 0 }]);
     let averages = told.compute(0);
     assert_eq!(told.end(&averages), [Request::Commit { step: 0 }]);
     assert_eq!(told.applied, 0, "the others may not be done");
     // One that is not done ends.
-    assert_eq!(told.tell(Event::Membership { ranks: 1, step: 0 }), [Request::Compute { step: 0 }]);
+    assert_eq!(told.tell(members(1, 0)), [Request::Compute { step: 0 }]);
     let averages = told.compute(0);
     assert_eq!(told.end(&averages), [Request::Commit { step: 0 }]);
     assert_eq!(told.applied, 0);
     assert_eq!(told.tell(Event::Committed), [Request::Compute { step: 1 }]);
     assert_eq!((told.applied, told.interpreter.agreement().places), (1, 1));
     // Members change while it computes.
-    assert_eq!(told.tell(Event::Membership { ranks: 2, step: 1 }), [Request::Compute { step: 1 }]);
+    assert_eq!(told.tell(members(2, 1)), [Request::Compute { step: 1 }]);
     let averages = told.compute(1);
     assert_eq!(told.end(&averages), [Request::Commit { step: 1 }]);
     assert_eq!(told.tell(Event::Committed), [Request::Compute { step: 2 }]);
@@ -788,23 +777,23 @@ fn average(requests: &[Request]) -> OperationId {
 #[test]
 fn an_exchange_is_made_again_with_the_elements_that_it_had_and_counts_once() {
     let mut told = Told::of("local-sgd:every=2", &Layout::of(&[4]));
-    assert_eq!(told.tell(Event::Membership { ranks: 3, step: 0 }), [Request::Compute { step: 0 }]);
+    assert_eq!(told.tell(members(3, 0)), [Request::Compute { step: 0 }]);
     assert_eq!(told.compute(0), [Request::Compute { step: 1 }]);
     // Members change while it computes by itself: the step goes on, and the one before stays.
-    assert_eq!(told.tell(Event::Membership { ranks: 2, step: 1 }), [Request::Compute { step: 1 }]);
+    assert_eq!(told.tell(members(2, 1)), [Request::Compute { step: 1 }]);
     told.vector(Vector::Parameters).fill(5.0);
     let requests = told.compute(1);
     average(&requests);
     assert_eq!(told.applied, 2);
     // Half of the average is there when a member ends, and then all of it, but not on all members.
     told.vector(Vector::Sum)[..2].fill(9.0);
-    let requests = told.tell(Event::Membership { ranks: 1, step: 2 });
+    let requests = told.tell(members(1, 2));
     assert_eq!(told.vector(Vector::Sum), [5.0; 4]);
     let id = average(&requests);
     told.vector(Vector::Sum).fill(9.0);
     assert_eq!(told.tell(Event::Done(id, Outcome::Averaged)), [Request::Commit { step: 0 }]);
     assert_eq!(told.vector(Vector::Parameters), [5.0; 4]);
-    let requests = told.tell(Event::Membership { ranks: 1, step: 2 });
+    let requests = told.tell(members(1, 2));
     assert_eq!(told.vector(Vector::Sum), [5.0; 4]);
     let id = average(&requests);
     told.vector(Vector::Sum).fill(6.0);
@@ -818,7 +807,7 @@ fn an_exchange_is_made_again_with_the_elements_that_it_had_and_counts_once() {
 fn an_exchange_beside_which_a_member_computes_is_committed_when_it_waits_for_that() {
     let mut told = Told::of("easgd:every=1,mode=sync", &Layout::of(&[4]));
     told.vector(Vector::Parameters).fill(3.0);
-    assert_eq!(told.tell(Event::Membership { ranks: 3, step: 0 }), [Request::Compute { step: 0 }]);
+    assert_eq!(told.tell(members(3, 0)), [Request::Compute { step: 0 }]);
     told.vector(Vector::Parameters).fill(4.0);
     let requests = told.compute(0);
     let [Request::Average { .. }, Request::Compute { step: 1 }] = requests[..] else {
@@ -827,7 +816,7 @@ fn an_exchange_beside_which_a_member_computes_is_committed_when_it_waits_for_tha
     let pull = 0.9_f32 / 3.0;
     assert_eq!(told.vector(Vector::Sum), [pull; 4]);
     // Both go on, among two.
-    let requests = told.tell(Event::Membership { ranks: 2, step: 1 });
+    let requests = told.tell(members(2, 1));
     let [Request::Average { id, .. }, Request::Compute { step: 1 }] = requests[..] else {
         panic!("{requests:?}")
     };

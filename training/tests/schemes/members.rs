@@ -12,6 +12,8 @@ use pleach_vocabulary::random::Random;
 use super::model::{Plain, scheme};
 
 const MEMBERS: u32 = 5;
+/// More than there are members at a time.
+const SEATS: u32 = 40;
 const PARAMETERS: usize = 7;
 const STEPS: u64 = 20;
 /// Trainings of each scheme.
@@ -36,6 +38,8 @@ struct Member {
     /// Operations in their order, with what came of them.
     asked: Vec<(Request, Option<Found>)>,
     requested: Option<u64>,
+    /// Its parameters after the last commit of which it has heard.
+    model: Vec<f32>,
     /// The exchange whose verdict it waits for.
     commits: Option<u64>,
     is_committed: bool,
@@ -58,15 +62,15 @@ struct SharedState {
 }
 
 /// By scheme: the vectors that all members have in shared after a commit, each with those that are
-/// copies of it on a member that joins. `None`: nobody joins.
-fn shared_vectors(text: &str) -> Option<&'static [&'static [Vector]]> {
+/// copies of it on a member that joins.
+fn shared_vectors(text: &str) -> &'static [&'static [Vector]] {
     match text.split(':').next() {
-        Some("local-sgd") => Some(&[&[Vector::Parameters]]),
-        Some("diloco") if !text.contains("fragments") => {
-            Some(&[&[Vector::Parameters, Vector::Anchor], &[Vector::Velocity]])
-        }
-        Some("easgd" | "eamsgd") => Some(&[&[Vector::Centre, Vector::Parameters]]),
-        _ => None,
+        Some("local-sgd" | "elastic-bsp") => &[&[Vector::Parameters]],
+        Some("diloco") => &[&[Vector::Anchor, Vector::Parameters], &[Vector::Velocity]],
+        Some("easgd" | "eamsgd") => &[&[Vector::Centre, Vector::Parameters]],
+        // Each has a model of its own.
+        Some("bidmach") => &[],
+        _ => panic!("{text} has no members"),
     }
 }
 
@@ -96,8 +100,8 @@ impl Member {
     /// What it has in shared with the others, when it has heard of a commit.
     fn shared(&mut self, vectors: &[&[Vector]]) -> SharedState {
         let vectors = vectors.iter().map(|same| self.vectors.vector(same[0]).to_vec()).collect();
-        let (agreement, next) = (self.interpreter.agreement(), self.interpreter.unfinished_step());
-        let is_over = self.interpreter.is_stopped();
+        let (agreement, next) = (self.interpreter.agreement(), self.interpreter.joins_at());
+        let is_over = self.interpreter.has_ended();
         SharedState { vectors, places: agreement.places, digest: agreement.digest, next, is_over }
     }
 
@@ -153,7 +157,7 @@ struct Session {
     epoch: u64,
     committed: u64,
     random: Random,
-    shared_vectors: Option<&'static [&'static [Vector]]>,
+    shared_vectors: &'static [&'static [Vector]],
     /// After the last commit of which a member has heard, with its number.
     shared: Option<(u64, SharedState)>,
     ended: u32,
@@ -164,7 +168,7 @@ struct Session {
 impl Session {
     fn new(text: &str, seed: u64) -> Self {
         let scheme = scheme(text);
-        let members = (0..MEMBERS).map(|seat| Self::member(&scheme, seat, MEMBERS)).collect();
+        let members = (0..MEMBERS).map(|seat| Self::member(&scheme, seat)).collect();
         Self {
             scheme,
             members,
@@ -179,8 +183,8 @@ impl Session {
         }
     }
 
-    fn member(scheme: &Scheme, seat: u32, ranks: u32) -> Member {
-        let plan = scheme.plan_in_session(&Layout::of(&[PARAMETERS]), 0, ranks).expect("it trains");
+    fn member(scheme: &Scheme, seat: u32) -> Member {
+        let plan = scheme.plan_in_session(&Layout::of(&[PARAMETERS]), seat, SEATS).expect("it trains");
         Member {
             seat,
             interpreter: Interpreter::new(plan, true),
@@ -189,6 +193,7 @@ impl Session {
             is_told: false,
             asked: Vec::new(),
             requested: None,
+            model: vec![1.0; PARAMETERS],
             commits: None,
             is_committed: false,
             earlier: 0,
@@ -200,31 +205,35 @@ impl Session {
 
     /// A member has heard of a commit: it has what the others have.
     fn heard(&mut self, at: usize) {
-        let Some(vectors) = self.shared_vectors else { return };
-        let own = self.members[at].shared(vectors);
+        let member = &mut self.members[at];
+        member.model = member.vectors.vector(Vector::Parameters).to_vec();
+        let own = member.shared(self.shared_vectors);
         match &self.shared {
             Some((number, shared)) if *number == self.committed => {
-                let is_over = shared.is_over;
-                // One may have been told that there are no more steps, and another one not yet.
-                assert_eq!(SharedState { is_over, ..own }, *shared, "commit {number} on {at}");
+                assert_eq!(own, *shared, "commit {number} on {at}");
             }
             _ => self.shared = Some((self.committed, own)),
         }
     }
 
-    /// One more member has what the others have in shared, if all know of the last commit.
+    /// One more member has what the others have in shared, if all know of the last commit, or the
+    /// model of one of them.
     fn join(&mut self) -> bool {
         let all_know = self.members.iter().all(|member| !member.is_committed);
-        let (Some(vectors), Some((number, shared))) = (self.shared_vectors, &self.shared) else {
-            return false;
-        };
+        let Some((number, shared)) = &self.shared else { return false };
         if !all_know || *number != self.committed || shared.is_over {
             return false;
         }
         self.joined += 1;
-        let (seat, ranks) = (MEMBERS + self.joined, self.members.len() as u32 + 1);
-        let mut member = Self::member(&self.scheme, seat, ranks);
-        member.take_over(shared, vectors);
+        let is_free = |seat: &u32| self.members.iter().all(|member| member.seat != *seat);
+        let seat = (0..SEATS).find(is_free).expect("there are seats");
+        let mut member = Self::member(&self.scheme, seat);
+        member.take_over(shared, self.shared_vectors);
+        if self.shared_vectors.is_empty() {
+            let model = &self.members[self.random.index(self.members.len())].model;
+            member.vectors.vector(Vector::Parameters).copy_from_slice(model);
+            member.model.clone_from(model);
+        }
         (member.epoch, member.earlier) = (self.epoch + 1, self.committed);
         self.members.push(member);
         true
@@ -247,7 +256,7 @@ impl Session {
             (member.epoch, member.is_told, member.commits) = (newest, true, None);
             let step = member.interpreter.unfinished_step();
             member.requested = None;
-            member.tell(Event::Membership { ranks, step });
+            member.tell(Event::Membership { ranks, step, committed: self.committed });
             return true;
         }
         if let Some((Request::Leave { id, .. }, _)) = member.asked.first() {

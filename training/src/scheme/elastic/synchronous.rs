@@ -118,7 +118,7 @@ impl Policy for ReplicatedCentre {
             | Event::Told { .. }
             | Event::Committed
             | Event::Pause => {}
-            Event::Membership { ranks, step } => {
+            Event::Membership { ranks, step, .. } => {
                 self.ranks = ranks;
                 // A process that has joined: the others have begun an exchange behind that step.
                 self.is_due |= self.next_step == 0 && step > 0;
