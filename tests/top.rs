@@ -270,7 +270,7 @@ fn top_shows_the_members_of_a_job_beside_ranks() {
         command.arg("top").args(arguments);
         finish(command)
     };
-    let await_members = |arguments: &[&str], seats: &[u64]| {
+    let await_members = |arguments: &[&str], seats: &[u64], out: &[u64]| {
         let seen = RefCell::new(Value::Null);
         wait_until("all members are seen", || {
             let output = look(&[&["--once", "--json"], arguments].concat());
@@ -278,17 +278,19 @@ fn top_shows_the_members_of_a_job_beside_ranks() {
                 return false; // They are still meeting, or an epoch begins.
             }
             let view: Value = serde_json::from_slice(&output.stdout).expect("is JSON");
-            let are_there =
-                members_of(&view).into_iter().eq(seats.iter().map(|seat| (*seat, "member".into())));
+            let (gone, there): (Vec<_>, Vec<_>) =
+                members_of(&view).into_iter().partition(|(_, state)| state == "out");
+            let are_there = there.into_iter().eq(seats.iter().map(|seat| (*seat, "member".into())))
+                && gone.into_iter().map(|(seat, _)| seat).eq(out.iter().copied());
             *seen.borrow_mut() = view;
             are_there
         });
         seen.into_inner()
     };
-    let view = await_members(&[&address], &[0, 1]);
+    let view = await_members(&[&address], &[0, 1], &[]);
     assert_eq!(view["members"][1]["job"], address.as_str(), "{view}");
     assert_eq!((&view["members"][0]["epoch"], &view["ranks"]), (&0.into(), &Value::Null), "{view}");
-    let view = await_members(&[&port.to_string(), &address], &[0, 1]);
+    let view = await_members(&[&port.to_string(), &address], &[0, 1], &[]);
     assert!(view["ranks"].as_array().is_some_and(|ranks| !ranks.is_empty()), "{view}");
     // The same table as that of the command for members, but for what has gone on meanwhile.
     let columns = |output: &Output| {
@@ -305,9 +307,9 @@ fn top_shows_the_members_of_a_job_beside_ranks() {
         assert!(screen.matches(&drawn).count() > 2 && screen.contains("  member"), "{screen:?}");
     }
     job.borrow_mut().0.push(member(1, &address).spawn().expect("it starts"));
-    await_members(&[&address], &[0, 1, 2]);
+    await_members(&[&address], &[0, 1, 2], &[]);
     job.borrow_mut().0[1].kill().expect("it runs");
-    await_members(&[&address], &[0, 2]);
+    await_members(&[&address], &[0, 2], &[1]);
 }
 
 #[test]

@@ -22,7 +22,8 @@ const LIMIT: Duration = Duration::from_secs(15);
     after_help = "Examples:\n  pleach members tcp://10.0.0.1:4000\n  pleach members etcd://10.0.0.9:2379/jobs/one --drain 3\n  \
     pleach members file:///shared/job --certify 10.0.0.2\n\n\
     The job's secret is that of PLEACH_SECRET_FILE. 'epoch' and 'step' are those of the member that answers.\n\
-    'healing 40 %' is a member that has read so much of the states of the job.\n\
+    'healing 40 %' is a member that has read so much of the states of the job. 'out' is the last process on a seat that is\n\
+    free: it has ended, left or was not reached, and 'epoch' is the first one without it.\n\
     --certify says that processes have ended: their host is lost for good, or you have ended them. Then the others go on\n\
     without them even where they are half or fewer. If such a process lives after all, its job and this one go on apart."
 )]
@@ -81,7 +82,7 @@ fn failed(error: AskError) -> CommandError {
 fn chosen(rows: &[MemberRow], named: &str) -> Result<Vec<Process>, CommandError> {
     let seat = named.parse().ok().map(Seat);
     let is_named = |row: &&MemberRow| match seat {
-        Some(seat) => row.process.seat == seat,
+        Some(seat) => row.process.seat == seat && row.state != MemberState::Out,
         None => row.host == named && row.state == MemberState::Suspected,
     };
     let processes: Vec<Process> = rows.iter().filter(is_named).map(|row| row.process).collect();

@@ -74,6 +74,8 @@ pub enum MemberState {
     Leaving,
     /// It is a member that the member which answers does not reach.
     Suspected,
+    /// It is the last one that had its seat, which is free: it has ended, left or was not reached.
+    Out,
 }
 
 impl fmt::Display for MemberState {
@@ -84,6 +86,7 @@ impl fmt::Display for MemberState {
             Self::Healing { percent } => write!(formatter, "healing {percent} %"),
             Self::Leaving => formatter.write_str("leaving"),
             Self::Suspected => formatter.write_str("suspected"),
+            Self::Out => formatter.write_str("out"),
         }
     }
 }
@@ -95,7 +98,7 @@ pub struct MemberRow {
     pub process: Process,
     /// The address of its host, or the number that it has among those of the job.
     pub host: String,
-    /// The newest epoch, if it is a member.
+    /// The newest epoch, if it is a member; if it is out, the first one without it.
     pub epoch: Option<u64>,
     /// The step of the member that answers. Steps of two members differ by one at most.
     pub step: u64,
@@ -127,6 +130,7 @@ impl Reply {
                     MemberState::Leaving => writer.u8(2),
                     MemberState::Suspected => writer.u8(3),
                     MemberState::Healing { percent } => writer.u8(4).u8(percent),
+                    MemberState::Out => writer.u8(5),
                 }
             }),
         }
@@ -167,6 +171,7 @@ fn take_row(reader: &mut Reader<'_>) -> Result<MemberRow, Malformed> {
         4 => MemberState::Healing {
             percent: Some(reader.u8()?).filter(|percent| *percent <= 100).ok_or(Malformed)?,
         },
+        5 => MemberState::Out,
         _ => return Err(Malformed),
     };
     Ok(MemberRow { process, host, epoch, step, state })
@@ -261,8 +266,10 @@ mod tests {
         }
         let row = |state| MemberRow { process, host: "10.0.0.1".to_owned(), epoch: Some(4), step: 9, state };
         let waiting = MemberRow { epoch: None, ..row(MemberState::Joining) };
-        let states = [MemberState::Leaving, MemberState::Suspected, MemberState::Healing { percent: 40 }];
-        let rows = [MemberState::Member].into_iter().chain(states).map(row).chain([waiting]).collect();
+        let healing = MemberState::Healing { percent: 40 };
+        let states =
+            [MemberState::Member, MemberState::Leaving, MemberState::Suspected, healing, MemberState::Out];
+        let rows = states.map(row).into_iter().chain([waiting]).collect();
         for reply in [Reply::Done, Reply::Refused("no".to_owned()), Reply::Members(rows)] {
             let bytes = reply.encode();
             assert_eq!(Reply::decode(&bytes), Ok(reply));

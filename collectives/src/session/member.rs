@@ -96,6 +96,9 @@ pub(crate) struct State {
     /// Of the epoch that was entered last; it may be over.
     entered: Option<Arc<Record>>,
     roster: Roster,
+    /// The last processes that were taken out, one a seat: the host of each, and the first epoch
+    /// without it.
+    out: BTreeMap<Process, (String, u64)>,
     newcomers: Newcomers,
     /// Whether this process has said that it leaves.
     has_announced: bool,
@@ -195,6 +198,7 @@ impl Member {
             entered: first.clone(),
             record: first,
             roster,
+            out: BTreeMap::new(),
             newcomers,
             has_announced: false,
             repeats: 0,
@@ -749,6 +753,7 @@ impl Member {
         let out: Vec<Process> =
             state.newcomers.iter().map(Neighbour::process).filter(|process| left(*process)).collect();
         out.into_iter().for_each(|process| self.sever(state, process));
+        state.note_out(before.as_deref(), record);
         let newcomers = &state.newcomers;
         state.roster.keep(record, |process| newcomers.contains(process));
         let is_of_nobody = record.verdict() == Verdict::Retry
@@ -866,6 +871,17 @@ impl State {
     fn others(&self, own: Process) -> Vec<Process> {
         let members = self.record.as_ref().map_or(&[][..], |record| record.members());
         members.iter().copied().filter(|member| *member != own).collect()
+    }
+
+    /// Remembers who is out by a record, as long as nobody has its seat.
+    fn note_out(&mut self, before: Option<&Record>, record: &Record) {
+        self.out.retain(|process, _| record.on_seat(process.seat).is_none());
+        let members = before.map_or(&[][..], |before| before.members());
+        for process in members.iter().filter(|member| record.on_seat(member.seat).is_none()) {
+            let host = self.roster.iter().find(|neighbour| neighbour.process() == *process);
+            let host = host.map(Neighbour::host_shown).unwrap_or_default();
+            self.out.insert(*process, (host, record.number()));
+        }
     }
 
     /// Whether processes connect: this one, which waits to join, or others.

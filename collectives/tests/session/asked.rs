@@ -63,6 +63,10 @@ fn members_are_named_and_one_leaves_that_is_asked_to() {
         drain(&asker, Seat(seat), LIMIT).expect("is asked");
         job.await_told(seat, |told| *told == Told::End("Left".to_owned()));
     }
+    let rows = await_members(&asker, |rows| are(rows, 1, MemberState::Member));
+    let shown: Vec<_> = rows.iter().map(|row| (row.process.seat.0, row.epoch, row.state)).collect();
+    let out = |seat, epoch| (seat, Some(epoch), MemberState::Out);
+    assert_eq!(shown, [out(0, 2), out(1, 1), (2, Some(2), MemberState::Member)]);
     job.await_all_of(&[2]);
     job.finish();
     job.check();
@@ -126,7 +130,8 @@ fn of_several_places_one_is_served_again_when_its_holder_is_lost() {
     let (mut job, asker) = (start(&address, 3, &[]), asker(&address));
     job.await_step(1, 5);
     job.signal(0, Signal::KILL);
-    await_members(&asker, |rows| rows.len() == 2);
+    let rows = await_members(&asker, |rows| are(rows, 2, MemberState::Member));
+    assert!(rows[0].process.seat == Seat(0) && rows[0].state == MemberState::Out, "{rows:?}");
     let joined = job.spawn(0, &[]);
     job.await_told(joined, |told| matches!(told, Told::Joined(_)));
     job.await_all_of(&[1, 2, joined]);

@@ -1,7 +1,7 @@
 //! What a person asks of the member that gives seats: who is there, and that a member leaves or is
 //! known to be dead.
 
-use pleach_membership::{Certificate, Input, Process};
+use pleach_membership::{Certificate, Input, Process, Seat};
 
 use super::{Member, State};
 use crate::session::asks::{Ask, MemberRow, MemberState, Reply};
@@ -74,7 +74,14 @@ impl Member {
             let epoch = if is_member { record.map(|record| record.number()) } else { None };
             MemberRow { process, host: neighbour.host_shown(), epoch, step, state: standing }
         };
-        state.roster.iter().map(row).collect()
+        let mut rows: Vec<MemberRow> = state.roster.iter().map(row).collect();
+        let is_taken = |seat: Seat| state.roster.iter().any(|neighbour| neighbour.process().seat == seat);
+        for (process, (host, epoch)) in state.out.iter().filter(|(process, _)| !is_taken(process.seat)) {
+            let (process, host, epoch) = (*process, host.clone(), Some(*epoch));
+            rows.push(MemberRow { process, host, epoch, step, state: MemberState::Out });
+        }
+        rows.sort_by_key(|row| row.process);
+        rows
     }
 
     /// Another member passes on that this one is to leave.
