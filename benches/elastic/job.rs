@@ -20,13 +20,24 @@ pub(crate) enum Program {
     Own,
     /// Processes of torchft, by this Python.
     Torchft(PathBuf),
+    /// Processes of torch that make their group of Gloo anew, by this Python.
+    Gloo(PathBuf),
 }
 
 impl Program {
     /// Torchft, where `benches/install-peers` has put it.
     pub(crate) fn torchft() -> Option<Self> {
-        let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torchft/bin/python");
-        python.exists().then_some(Self::Torchft(python))
+        python_of_torchft().map(Self::Torchft)
+    }
+
+    /// Gloo of the torch that is installed with torchft.
+    pub(crate) fn gloo() -> Option<Self> {
+        python_of_torchft().map(Self::Gloo)
+    }
+
+    /// Whether its members meet at a process that is none of them.
+    fn has_lighthouse(&self) -> bool {
+        !matches!(self, Self::Own)
     }
 
     /// A member that is told this.
@@ -38,22 +49,30 @@ impl Program {
                 command.args(["--member", settings]);
                 Ok(command)
             }
-            Self::Torchft(python) => {
-                let mut command = Command::new(python);
-                command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/torchft_member.py"));
-                // It says much of each step.
-                command.args(settings.split(' ')).env("LOGLEVEL", "ERROR").env("RUST_LOG", "error");
-                command.stderr(Stdio::null());
-                Ok(command)
-            }
+            Self::Torchft(python) => Ok(by_python(python, "torchft_member.py", settings)),
+            Self::Gloo(python) => Ok(by_python(python, "gloo_member.py", settings)),
         }
     }
+}
+
+fn python_of_torchft() -> Option<PathBuf> {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torchft/bin/python");
+    python.exists().then_some(python)
+}
+
+fn by_python(python: &Path, program: &str, settings: &str) -> Command {
+    let mut command = Command::new(python);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers").join(program));
+    // It says much of each step.
+    command.args(settings.split(' ')).env("LOGLEVEL", "ERROR").env("RUST_LOG", "error");
+    command.stderr(Stdio::null());
+    command
 }
 
 /// See the module.
 pub(crate) struct Job {
     program: Program,
-    /// What members of torchft meet at.
+    /// What members of other programs meet at.
     lighthouse: Option<Child>,
     folder: PathBuf,
     size: u32,
@@ -93,9 +112,9 @@ impl Job {
             said: Vec::new(),
             ended: Vec::new(),
         };
-        if matches!(job.program, Program::Torchft(_)) {
-            let tuned = if settings.contains("tuned") { "lighthouse tuned" } else { "lighthouse" };
-            job.lighthouse = Some(job.child(tuned, 0)?);
+        if job.program.has_lighthouse() {
+            let told = settings.split_once(' ').map_or("", |(_, told)| told);
+            job.lighthouse = Some(job.child(format!("lighthouse {told}").trim_end(), 0)?);
         }
         for _ in 0..size {
             job.spawn(settings)?;

@@ -12,7 +12,8 @@
 //! Ranks are processes of this program on this host. Medians count. This reports, and fails only
 //! where a result is wrong. The peer is torchft, by its defaults and tuned
 //! (`benches/peers/torchft_member.py`), if `benches/install-peers` has installed it. Its calls are
-//! Gloo's.
+//! Gloo's. Beside kills stands also what Gloo takes alone, by `_reconfigure` of torch
+//! (`benches/peers/gloo_member.py`).
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -134,9 +135,16 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
             let times = (0..arguments.times).map(|_| one()).collect::<Result<Vec<_>, _>>()?;
             // Members of torchft meet by TCP, at a process that is none of them.
             let is_alike = fabric == Fabric::Tcp && !struck.contains(&0);
-            let [beside] = by_torchft(is_alike, arguments, |program, tuned| {
+            let [mut beside] = by_torchft(is_alike, arguments, |program, tuned| {
                 recovery(program, struck, &format!("steps compute=0{tuned}")).map(|time| [time])
             });
+            if let Some(program) = Program::gloo().filter(|_| is_alike) {
+                let settings = format!("steps left={}", KILLED_OF - struck.len() as u32);
+                let one = || recovery(program.clone(), struck, &settings);
+                let times: Result<Vec<_>, _> = (0..arguments.times.min(PEER_TIMES)).map(|_| one()).collect();
+                let found = times.map_or_else(|error| format!("has no figure, as {error}"), |times| both(&times));
+                beside.push_str(&format!("; Gloo's `_reconfigure` {found}"));
+            }
             rows.push(Row {
                 what: format!("kill -9 of {name} → next all-reduce, {fabric}"),
                 goal: "p50 ≤ 30 ms, p99 < 100 ms",
@@ -148,14 +156,16 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
+/// How often a peer is measured at most: its processes take long to start.
+const PEER_TIMES: u32 = 3;
+
 /// What torchft takes for the same, in milliseconds, if it is installed and does the same, or why
-/// there is no figure. Its processes take long to start, so it is measured three times at most.
+/// there is no figure.
 fn by_torchft<const N: usize>(
     is_alike: bool,
     arguments: &Arguments,
     measured: impl Fn(Program, &str) -> Result<[f64; N], String>,
 ) -> [String; N] {
-    const TIMES_MAX: u32 = 3;
     let Some(program) = Program::torchft() else {
         return ["skipped: no torchft; run benches/install-peers"; N].map(str::to_owned);
     };
@@ -163,7 +173,7 @@ fn by_torchft<const N: usize>(
         return ["–"; N].map(str::to_owned);
     }
     let of = |tuned| -> Result<Vec<[f64; N]>, String> {
-        (0..arguments.times.min(TIMES_MAX)).map(|_| measured(program.clone(), tuned)).collect()
+        (0..arguments.times.min(PEER_TIMES)).map(|_| measured(program.clone(), tuned)).collect()
     };
     let (usual, tuned) = (of(""), of(" tuned"));
     std::array::from_fn(|place| {
