@@ -167,14 +167,14 @@ impl Cluster {
 
     /// Ranks joined by the links that the platform knows, with processors that take no time; where
     /// bytes do not move, they do nothing either. The network of the options is that of these
-    /// links.
+    /// links. Devices have so many signal slots for each peer behind those of calls.
     ///
     /// # Panics
     ///
     /// When scratch memory cannot be had.
     #[must_use]
-    pub fn wired(options: sim::Options, platform: &Platform) -> Self {
-        Self { by_instants: true, ..Self::of(options, platform, None, true, 0, false) }
+    pub fn wired(options: sim::Options, platform: &Platform, further_signal_slots: usize) -> Self {
+        Self { by_instants: true, ..Self::of(options, platform, None, true, further_signal_slots, false) }
     }
 
     fn of(
@@ -276,9 +276,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Goes to the next event, to the first instant at which an engine wants to be polled, or to
-    /// `wakeup`, whichever comes first. False when there is none of them.
-    pub fn advance(&mut self, wakeup: Option<Nanos>) -> bool {
+    /// Notes when engines want to be polled.
+    fn note_wakeups(&mut self) {
         let soonest = Nanos(self.world.now().0 + 1);
         let frozen = self.world.frozen();
         let wakeups = self.members.iter().zip(0..).filter_map(|(member, rank)| {
@@ -291,6 +290,18 @@ impl Cluster {
         });
         self.wakeups.clear();
         self.wakeups.extend(wakeups);
+    }
+
+    /// When something happens next, or an engine wants to be polled.
+    pub(crate) fn next_at(&mut self) -> Option<Nanos> {
+        self.note_wakeups();
+        self.wakeups.iter().map(|(at, _)| *at).chain(self.world.next_event()).min()
+    }
+
+    /// Goes to the next event, to the first instant at which an engine wants to be polled, or to
+    /// `wakeup`, whichever comes first. False when there is none of them.
+    pub fn advance(&mut self, wakeup: Option<Nanos>) -> bool {
+        self.note_wakeups();
         let next = self.wakeups.iter().map(|(at, _)| *at).chain(wakeup).min();
         let has_advanced =
             if self.by_instants { self.world.advance_instant(next) } else { self.world.advance(next) };

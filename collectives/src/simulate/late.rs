@@ -19,19 +19,18 @@ use std::time::Duration;
 use pleach_schedule::generate::Variant;
 use pleach_transport::mutex::lock;
 use pleach_transport::sim::{self, AccessKind, FaultKind, FaultKinds, Random};
-use pleach_transport::{Nanos, SharedMemory, Slice};
-use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
+use pleach_transport::{Nanos, Slice};
+use pleach_vocabulary::{DataType, Rank, ReduceOp};
 
+use super::in_rounds::{RoundsSlices, make_rounds};
 use super::watch::Watch;
-use super::{Checker, Cluster, Failure, Limits, Member, Scenario, TIMEOUT_FAR, TrialReport};
-use crate::call::{Counts, Descriptor};
+use super::{Checker, Cluster, Failure, Limits, Scenario, TIMEOUT_FAR, TrialReport};
 use crate::engine::Bytes;
 use crate::exact::BlockSums;
 #[cfg(test)]
 use crate::partial::Mutant;
 use crate::partial::{
-    Activation, Bound, CONTRIBUTIONS, Contributions, DataPlans, Divisor, EXACT_CONTRIBUTIONS, ExactPlans,
-    ExactSums, Late, Own, RankSet, Rounds, RoundsMemory, Terms, neutral,
+    Activation, Bound, Contributions, Divisor, EXACT_CONTRIBUTIONS, Late, Own, RankSet, Rounds, Terms,
 };
 
 #[cfg(test)]
@@ -95,13 +94,6 @@ struct Expected {
     seen: Option<(RankSet, Vec<u64>)>,
 }
 
-/// The memory of a rank.
-struct Memory {
-    contributions: Vec<Slice>,
-    results: Vec<Slice>,
-    corrections: Vec<Slice>,
-}
-
 /// What the ranks of a trial do.
 struct Course {
     terms: Terms,
@@ -118,7 +110,7 @@ struct Trial {
     staleness_max: u32,
     cluster: Cluster,
     watch: Arc<Mutex<Watch>>,
-    memory: Vec<Memory>,
+    memory: Vec<RoundsSlices>,
     callers: Vec<Caller>,
     rounds: BTreeMap<u64, Expected>,
 }
@@ -158,58 +150,6 @@ pub(crate) fn run_late(
         Ok(rounds) => Ok(TrialReport { hash, events, virtual_time: at, succeeded: rounds, failed: 0 }),
         Err((checker, what)) => Err(Failure { checker, at, what }),
     }
-}
-
-/// Makes the rounds of a rank.
-fn make_rounds(member: &mut Member, place: (Rank, u32), course: &Course) -> (Rounds, Memory) {
-    let Terms { len, data_type, activation, .. } = course.terms;
-    let is_exact = data_type == DataType::F64;
-    let mut register = |bytes: usize| {
-        let memory = SharedMemory::new(bytes.max(1)).expect("memory of a simulated caller");
-        let region = member.engine.device().register(memory).expect("shared memory");
-        region.slice(0..bytes).expect("as long as asked for")
-    };
-    let mut all_of = |count: usize| -> Vec<Slice> { (0..count).map(|_| register(len * 8)).collect() };
-    let named = |slices: &[Slice]| -> Vec<Bytes> {
-        slices.iter().map(|slice| Bytes::Registered(slice.clone())).collect()
-    };
-    let own = Memory {
-        contributions: all_of(if is_exact { EXACT_CONTRIBUTIONS } else { CONTRIBUTIONS }),
-        results: all_of(3),
-        corrections: all_of(3),
-    };
-    let neutral_slice = register(len * 8);
-    neutral_slice.store(&neutral(data_type, activation.op()).repeat(len));
-    let set_words = Rounds::set_words(&course.terms, place.1);
-    let memory = RoundsMemory {
-        contributions: named(&own.contributions),
-        results: named(&own.results).try_into().expect("three"),
-        corrections: named(&own.corrections),
-        neutral: Bytes::Registered(neutral_slice),
-        set: [register(set_words * 8), register(set_words * 8)],
-    };
-    let mut plan = |data_type, op, count, variant: Option<&Variant>| {
-        let (collective, counts) = (Collective::AllReduce, Counts::Each(count));
-        let amount = counts.amount();
-        let descriptor = Descriptor { collective, amount, data_type, op, tag: 0 };
-        member.planner.plan(&descriptor, &counts, variant).expect("an all-reduce").clone()
-    };
-    let set = plan(DataType::U64, ReduceOp::Sum, set_words, None);
-    let data = if is_exact {
-        let sums = BlockSums::new(data_type, len);
-        let parts = if activation.late_rule() == Late::Correct { 2 } else { 1 };
-        let facts = plan(DataType::I32, ReduceOp::Max, ExactSums::facts_len(sums, parts), None);
-        let possible = sums.possible_words().into_iter();
-        let by_words = possible.map(|words| (words, plan(DataType::I64, ReduceOp::Sum, words, None)));
-        let plans = ExactPlans { facts, words: by_words.collect() };
-        DataPlans::Exact(Box::new(ExactSums::new(sums, plans, parts, EXACT_CONTRIBUTIONS)))
-    } else {
-        let op = Rounds::data_op(&course.terms);
-        DataPlans::Combined(plan(data_type, op, len, course.variant.as_ref()))
-    };
-    let mut rounds = Rounds::new(place, &course.terms, TIMEOUT_FAR, (set, data), memory);
-    rounds.trail = Some(Vec::new());
-    (rounds, own)
 }
 
 impl Trial {
@@ -267,7 +207,10 @@ impl Trial {
         let members = cluster.members.iter_mut().zip(0..);
         let memory = members.map(|(member, rank)| {
             let member = member.as_mut().expect("no rank has died");
-            let (rounds, memory) = make_rounds(member, (rank, ranks), &course);
+            let variant = course.variant.as_ref();
+            let made = make_rounds(member, (rank, ranks), &course.terms, variant, TIMEOUT_FAR);
+            let (mut rounds, memory) = made.expect("an all-reduce");
+            rounds.trail = Some(Vec::new());
             member.rounds = Some(rounds);
             memory
         });
@@ -376,7 +319,7 @@ impl Trial {
         let rounds = self.rounds_of(rank);
         let Some((ended, awaited)) = rounds.take_ended() else { return Ok(false) };
         let free = rounds.free_contribution();
-        let Memory { results, corrections, .. } = &self.memory[rank as usize];
+        let memory = &self.memory[rank as usize];
         let read = |slice: &Slice| -> Vec<u64> {
             let bytes = slice.to_vec();
             self.cluster.world.accessed(
@@ -399,7 +342,7 @@ impl Trial {
             let found = &ended.contributors;
             return Err(format!("round {number} at rank {rank}: set {found}, but {set} were bound"));
         }
-        let sum = read(&results[ended.result]);
+        let sum = read(memory.result(ended.result));
         let division = self.terms.activation.division();
         if sum != combined(&expected.given, self.terms, division, self.ranks) {
             return Err(format!("round {number} at rank {rank}: not the sum of {set}"));
@@ -418,7 +361,7 @@ impl Trial {
             // The correction is divided as the round is.
             let contributors = ended.contributors.len();
             let sum = combined_by(&expected.late, self.terms, division, self.ranks, contributors);
-            if read(&corrections[ended.result]) != sum {
+            if read(memory.correction(ended.result)) != sum {
                 return Err(format!("round {number} at rank {rank}: not the correction of {late}"));
             }
         } else if !late.is_empty() {
@@ -468,7 +411,7 @@ impl Trial {
                 }
                 let bytes: Vec<u8> =
                     content.iter().flat_map(|it| bits(*it, 1, self.terms).to_ne_bytes()).collect();
-                let slice = &self.memory[rank as usize].contributions[current];
+                let slice = self.memory[rank as usize].contribution(current);
                 slice.store(&bytes);
                 self.cluster.world.accessed(rank, slice.as_ptr(), bytes.len(), AccessKind::Write, now);
                 caller.contents[current] = (content, numbers);
@@ -482,7 +425,7 @@ impl Trial {
                 self.rounds_of(rank).hand_over(current, facts);
                 // The caller may write its next contribution while it waits.
                 let next = self.rounds_of(rank).free_contribution();
-                let slice = &self.memory[rank as usize].contributions[next];
+                let slice = self.memory[rank as usize].contribution(next);
                 slice.store(&vec![0x5a; bytes.len()]);
                 self.cluster.world.accessed(rank, slice.as_ptr(), bytes.len(), AccessKind::Write, now);
             }
@@ -671,8 +614,9 @@ mod tests {
             trial.cluster.world.inject(sim::Fault::Freeze { rank: *rank, duration: NEVER, watcher: true });
         }
         trial.carry_out().expect_err("the round cannot end");
-        let is_over =
-            |member: &Option<Member>| member.as_ref().is_some_and(|it| it.engine.failure().is_some());
+        let is_over = |member: &Option<crate::simulate::Member>| {
+            member.as_ref().is_some_and(|it| it.engine.failure().is_some())
+        };
         let survivors = |cluster: &Cluster| -> Vec<bool> {
             let of = cluster.members.iter().zip(0..).filter(|(_, rank)| !stopped.contains(rank));
             of.map(|(member, _)| is_over(member)).collect()

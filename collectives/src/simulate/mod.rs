@@ -13,6 +13,8 @@
 pub mod calls;
 mod cause;
 mod cluster;
+mod in_rounds;
+pub(crate) mod in_window;
 mod late;
 pub mod many;
 mod mutation;

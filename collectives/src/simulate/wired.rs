@@ -12,7 +12,7 @@ use pleach_schedule::cost::Platform;
 use pleach_schedule::generate::Algorithm;
 use pleach_schedule::select::{SelectError, Selection, select, select_algorithm};
 use pleach_schedule::wiring::{Route, Routes, Wiring};
-use pleach_transport::sim::{self, Faults, LinkSharing, Network};
+use pleach_transport::sim::{self, LinkSharing, Network};
 use pleach_transport::{SharedMemory, Slice};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
@@ -168,21 +168,24 @@ pub fn cluster(
 ) -> Result<Cluster, NoProgress> {
     let packed = wiring.carried_out_by(selection.collective, &selection.algorithm);
     let routes = packed.as_ref().map_or(wiring.routes(), |packed| &packed.routes);
-    connected(wiring, routes, 0, Faults::none(), moves_bytes)
+    let options = sim::Options { moves_bytes, ..options(wiring, routes, 0) };
+    connected(options, wiring, 0)
 }
 
-/// Ranks joined by these links over these routes, connected and ready.
+/// What ranks are simulated with that are joined by these links, over these routes.
+pub(super) fn options(wiring: &Wiring, routes: &Routes, seed: u64) -> sim::Options {
+    let options = sim::Options::new(network(wiring.topology(), routes), seed);
+    sim::Options { queue_depth: QUEUE_DEPTH, ..options }
+}
+
+/// Ranks joined by these links, connected and ready. Devices have so many signal slots for each
+/// peer behind those of calls.
 pub(super) fn connected(
+    options: sim::Options,
     wiring: &Arc<Wiring>,
-    routes: &Routes,
-    seed: u64,
-    faults: Faults,
-    moves_bytes: bool,
+    further_signal_slots: usize,
 ) -> Result<Cluster, NoProgress> {
-    let network = network(wiring.topology(), routes);
-    let options = sim::Options::new(network, seed);
-    let options = sim::Options { moves_bytes, queue_depth: QUEUE_DEPTH, faults, ..options };
-    let mut cluster = Cluster::wired(options, &Platform::wired(wiring.clone()));
+    let mut cluster = Cluster::wired(options, &Platform::wired(wiring.clone()), further_signal_slots);
     cluster.run(|cluster| cluster.members.iter().flatten().all(|member| member.engine.is_ready()))?;
     Ok(cluster)
 }

@@ -242,8 +242,8 @@ mod tests {
     use super::*;
     use crate::engine::Address;
     use crate::simulate::Cluster;
+    use crate::simulate::in_window::open;
     use crate::window::Word;
-    use crate::window::trial::open;
 
     /// Ranks that are connected.
     fn ready(options: sim::Options) -> Cluster {

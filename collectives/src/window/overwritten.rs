@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pleach_transport::sim;
 
-use super::trial::open;
 use super::{Layout, OneSided, ReadId, Request, Target, Word};
 use crate::engine::{Address, Engine, FaultKind};
 use crate::simulate::Cluster;
+use crate::simulate::in_window::open;
 
 /// Far more than a poll copies.
 const BYTES: usize = 5 << 20;

@@ -11,15 +11,16 @@
 use std::time::Duration;
 
 use pleach_transport::sim::{self, FaultKind, FaultKinds, Random};
-use pleach_transport::{Nanos, RemoteSlice, SharedMemory, Slice};
+use pleach_transport::{Nanos, Slice};
 use pleach_vocabulary::Rank;
 use pleach_vocabulary::digest::chain;
 
 use super::memory::Place;
 use super::reads::ReadMutant;
 use super::slots::SlotMutant;
-use super::{Arrived, Layout, OneSided, OwnMemory, ReadId, Request, Target, Word, staging_bytes};
+use super::{Arrived, Layout, OneSided, ReadId, Request, Target, Word};
 use crate::engine::Address;
+use crate::simulate::in_window::open;
 use crate::simulate::{Cluster, Limits, Scenario, TIMEOUT_FAR};
 
 /// Events after which a run is called endless.
@@ -119,40 +120,6 @@ fn elements(count: usize, element: impl Fn(usize) -> u64) -> Vec<u64> {
 
 fn address(elements: &mut [u64]) -> Address {
     Address::of(bytemuck::cast_slice_mut(elements))
-}
-
-/// Gives each rank a window, which `adjust` changes, and returns when they are mapped. Returns
-/// registered memory of each rank, as long as its elements.
-pub(super) fn open(
-    cluster: &mut Cluster,
-    layout: Layout,
-    mut adjust: impl FnMut(&mut OneSided),
-) -> Vec<Slice> {
-    let mut memory = Vec::new();
-    for member in cluster.members.iter_mut().flatten() {
-        let mut slice = |bytes: usize| {
-            let memory = SharedMemory::new(bytes.max(1)).expect("memory of a simulated rank");
-            member.engine.device().register(memory).expect("shared memory").slice(0..bytes).expect("all")
-        };
-        let published = slice(layout.published_bytes());
-        let written = slice(layout.slots_bytes());
-        let staging = Some(slice(staging_bytes(&layout)));
-        memory.push((OwnMemory { published, written, staging }, slice(layout.data_bytes())));
-    }
-    let places: Vec<[RemoteSlice; 2]> =
-        memory.iter().map(|(own, _)| [own.published.remote(), own.written.remote()]).collect();
-    let mut targets = Vec::new();
-    for (member, (own, target)) in cluster.members.iter_mut().flatten().zip(memory) {
-        let mut window = OneSided::new(&mut member.engine, layout, own, &places);
-        adjust(&mut window);
-        member.window = Some(window);
-        targets.push(target);
-    }
-    let have_mapped = |cluster: &mut Cluster| {
-        cluster.members.iter().flatten().all(|it| it.window.as_ref().is_some_and(OneSided::has_mapped))
-    };
-    cluster.run(have_mapped).expect("what was registered becomes known");
-    targets
 }
 
 impl Trial {
