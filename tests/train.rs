@@ -110,10 +110,9 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         ),
         (&["--simulate", "4", "--scheme", "sync", "--fidelity", "exact"], "priced, engine"),
         (
-            &["--simulate", "4", "--scheme", "gossip", "--fidelity", "engine"],
-            "no engines for one-sided exchanges",
+            &["--simulate", "4", "--scheme", "gossip", "--faults", "link-shrink", "--fidelity", "engine"],
+            "no engines for link-shrink",
         ),
-        (&["--simulate", "4", "--scheme", "eager", "--fidelity", "engine"], "no engines for rounds"),
         (&["--simulate", "4", "--scheme", "hybrid", "--fidelity", "engine"], "no engines for hybrid"),
         (&["--simulate", "65", "--scheme", "sync", "--fidelity", "engine"], "at most 64"),
         (&["--schemes", "--scheme", "sync"], "--scheme"),
@@ -637,7 +636,8 @@ fn engines_give_the_same_results_as_prices_in_nearly_the_same_time() {
     let run = |fidelity: &str| {
         let arguments =
             ["--simulate", "4", "--scheme", "sync", "--scheme", "local-sgd", "--steps", "20", "--json"];
-        let output = train(&[&arguments[..], &["--fidelity", fidelity]].concat());
+        let others = ["--scheme", "bsp", "--scheme", "bidmach"];
+        let output = train(&[&arguments[..], &others, &["--fidelity", fidelity]].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
     };

@@ -144,8 +144,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PRESET|FILE", requires = "simulate")]
     topology: Option<String>,
     /// How exchanges of simulated ranks are made: priced (they take the time that the cost model
-    /// says) or engine (by real engines over simulated wires; averages over all of at most 64
-    /// ranks)
+    /// says) or engine (by real engines over simulated wires, for at most 64 ranks)
     #[arg(long, value_name = "HOW", requires = "simulate", value_enum, default_value_t)]
     fidelity: Fidelity,
     /// What befalls simulated ranks, drawn from the seed, separated by commas: slow (a rank), drift

@@ -74,7 +74,7 @@ pub(crate) fn changed<'a>(
 }
 
 /// A share of a peer, as it was read last.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PeerCopy {
     /// The elements, and behind them the stamps; nothing before the first read.
     memory: Vec<f32>,

@@ -9,7 +9,7 @@ use pleach::schedule::wiring::Wiring;
 use pleach_training::hybrid::{Shards, groups_of};
 use pleach_training::simulation::hybrid::{OfGroups, ShardLinks};
 use pleach_training::simulation::{
-    Observation, RecordedTimes, Settings, Simulated, Simulation, SimulationError,
+    Exchanges, Observation, RecordedTimes, Settings, Simulated, Simulation, SimulationError,
 };
 use pleach_training::{Learner, Reading, Scheme};
 use serde_json::json;
@@ -162,7 +162,7 @@ impl Runs<'_> {
         };
         match (&self.wiring, self.arguments.fidelity) {
             (Some(wiring), Fidelity::Engine) => {
-                let connect = |delays| engines(wiring, settings.seed, delays);
+                let connect = |exchanges: &Exchanges| engines(wiring, settings.seed, exchanges);
                 simulation.over_engines(connect).map_err(refused)
             }
             _ => Ok(simulation),

@@ -1,9 +1,10 @@
-//! All-reduces of simulated ranks, carried out by real engines over simulated wires.
+//! Exchanges of simulated ranks, carried out by real engines over simulated wires.
 //!
 //! A call begins on a rank when that asks for it, and the engines of all ranks go on with it step
 //! by step: calls share the links, and end at different times on different ranks. The operations
 //! are those of a [`Trainer`](crate::Trainer): what is encoded goes to its owners by an all-to-all,
-//! and comes back by an all-gather.
+//! and comes back by an all-gather. Reads, writes and words are carried out by `one_sided`, rounds
+//! by `in_lines`.
 //!
 //! **Invariants:** the wires are never ahead of the training, nor behind it when something happens
 //! to a rank. All ranks make the same calls in the same order: between the two calls of an encoded
@@ -17,9 +18,14 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use super::error::SimulationError;
-use super::rank::{SimulatedRank, Wanted};
+use super::faults::Delays;
+use super::in_lines::InLines;
+use super::one_sided::OneSided;
+use super::rank::{Message, SimulatedRank, Wanted};
 use crate::compression::{Compression, Parts};
-use crate::policy::{Event, OperationId, Outcome, Vector};
+use crate::interpreter::Request;
+use crate::lines::Line;
+use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 
 /// Most ranks whose engines are simulated.
 pub const ENGINES_MAX: u32 = 64;
@@ -40,7 +46,68 @@ pub enum Call {
     AllGather(usize),
 }
 
+/// What engines are to be connected for, beside calls of all ranks.
+#[derive(Clone, Debug)]
+pub struct Exchanges {
+    /// How messages are delayed.
+    pub delays: Delays,
+    /// The elements that each rank publishes, and its slots at each peer, if ranks have a window.
+    pub window: Option<(usize, u16)>,
+    /// The lines of ranks that combine contributions in rounds.
+    pub lines: Vec<Line>,
+    /// The elements of a contribution.
+    pub contribution: usize,
+}
+
+/// What a read has found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadEnded {
+    /// The version, 0 if nothing was published.
+    pub version: u64,
+    /// Its word.
+    pub word: u64,
+    /// Its elements.
+    pub elements: Vec<f32>,
+}
+
+/// A write that has come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrived {
+    /// The rank that wrote.
+    pub from: Rank,
+    /// Its slot.
+    pub slot: u16,
+    /// Its word.
+    pub word: u64,
+    /// The elements.
+    pub elements: Vec<f32>,
+}
+
+/// A round that has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RoundEnded {
+    /// How many ranks have contributed.
+    pub contributors: u32,
+    /// What their contributions come to.
+    pub result: Vec<f32>,
+    /// What late contributions come to that the result lacks, if there are any.
+    pub late: Option<Vec<f32>>,
+}
+
+/// What a rank says to a line beside its contributions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineWord {
+    /// It gives nothing before it contributes again.
+    StepAside,
+    /// It is to be waited for again.
+    ComeBack,
+    /// It gives nothing any more, and waits for the last round.
+    Finish,
+}
+
 /// The engines of all ranks, in virtual time since they were connected.
+///
+/// Nothing here waits. What is not there yet is asked for again when time has passed.
 pub trait Engines {
     /// The time.
     fn now(&self) -> Nanos;
@@ -75,6 +142,78 @@ pub trait Engines {
 
     /// A rank ends.
     fn end(&mut self, rank: Rank);
+
+    /// Publishes all elements of a rank with a word.
+    ///
+    /// # Errors
+    ///
+    /// The rank has ended, as text.
+    fn publish(&mut self, rank: Rank, elements: &[f32], word: u64) -> Result<(), String>;
+
+    /// Starts a read of elements that a rank has published. A rank makes one at a time.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be carried out, as text.
+    fn read(&mut self, rank: Rank, from: Rank, range: Range<usize>, reads: Reads) -> Result<(), String>;
+
+    /// What the read of a rank has found, once.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn take_read(&mut self, rank: Rank) -> Result<Option<ReadEnded>, String>;
+
+    /// Writes into a slot of a rank at a peer. False: not now, as the write before was not taken.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn write(&mut self, rank: Rank, target: (Rank, u16), elements: &[f32], word: u64)
+    -> Result<bool, String>;
+
+    /// Takes the next write that has come to a rank.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn take_write(&mut self, rank: Rank) -> Result<Option<Arrived>, String>;
+
+    /// The round of a line for which a contribution of a rank would be in time; none if a round was
+    /// bound without it.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn next_round(&mut self, rank: Rank, line: usize) -> Result<Option<u64>, String>;
+
+    /// Hands a contribution of a rank over to a line.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn contribute(&mut self, rank: Rank, line: usize, contribution: &[f32]) -> Result<(), String>;
+
+    /// Says something to a line.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn say(&mut self, rank: Rank, line: usize, word: LineWord) -> Result<(), String>;
+
+    /// The round for which a rank of a line waits, once it has ended.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn take_round(&mut self, rank: Rank, line: usize) -> Result<Option<RoundEnded>, String>;
+
+    /// Makes all lines anew, which all ranks have left.
+    ///
+    /// # Errors
+    ///
+    /// They do not connect, as text.
+    fn reopen(&mut self) -> Result<(), String>;
 }
 
 /// A piece of a vector whose average is encoded on its way.
@@ -120,11 +259,34 @@ pub(crate) struct OverEngines<'e> {
     began: Nanos,
     /// By rank.
     operations: Vec<Operations>,
+    one_sided: Vec<OneSided>,
+    in_lines: Vec<InLines>,
+    /// Writes and words that were heard.
+    heard: u64,
+}
+
+/// What a rank's engine has found, as text, and whose it is.
+fn failed_at(rank: Rank) -> impl Fn(String) -> SimulationError {
+    move |cause| SimulationError::Engine { rank, cause }
 }
 
 impl<'e> OverEngines<'e> {
-    pub(crate) fn new(engines: Box<dyn Engines + 'e>, began: Nanos, ranks: u32) -> Self {
-        Self { engines, began, operations: (0..ranks).map(|_| Operations::default()).collect() }
+    /// `lines`: by rank and its line, which of those that the engines know.
+    pub(crate) fn new(
+        engines: Box<dyn Engines + 'e>,
+        began: Nanos,
+        window: Option<(usize, u16)>,
+        lines: &[Vec<usize>],
+    ) -> Self {
+        let ranks = lines.len();
+        Self {
+            engines,
+            began,
+            operations: (0..ranks).map(|_| Operations::default()).collect(),
+            one_sided: (0..ranks).map(|_| OneSided::new(ranks, window)).collect(),
+            in_lines: lines.iter().map(|lines| InLines::new(lines.clone())).collect(),
+            heard: 0,
+        }
     }
 
     /// Time since the training began.
@@ -159,6 +321,40 @@ impl<'e> OverEngines<'e> {
         self.start(rank.number())
     }
 
+    /// Takes a request that ranks exchange one-sided or in lines; hands others back.
+    pub(crate) fn take(&mut self, rank: Rank, request: Request) -> Option<Request> {
+        match request {
+            Request::Read { .. } | Request::Write { .. } | Request::Tell { .. } => {
+                self.one_sided[rank as usize].ask(request);
+            }
+            Request::Contribute { .. }
+            | Request::StepAside { .. }
+            | Request::ComeBack { .. }
+            | Request::Leave { .. } => self.in_lines[rank as usize].ask(request),
+            request => return Some(request),
+        }
+        None
+    }
+
+    /// Publishes what a rank has published since the last call.
+    pub(crate) fn publish(&mut self, rank: &SimulatedRank) -> Result<(), SimulationError> {
+        let published = self.one_sided[rank.number() as usize].publish(rank, &mut *self.engines);
+        published.map_err(failed_at(rank.number()))
+    }
+
+    /// The next message that has come to a rank.
+    pub(crate) fn next_message(&mut self, rank: Rank) -> Result<Option<Message>, SimulationError> {
+        let one_sided = &self.one_sided[rank as usize];
+        let message = one_sided.next_message(rank, &mut *self.engines).map_err(failed_at(rank))?;
+        self.heard += u64::from(message.is_some());
+        Ok(message)
+    }
+
+    /// Begins anew in all lines, which all ranks have left.
+    pub(crate) fn reopen(&mut self) -> Result<(), SimulationError> {
+        self.engines.reopen().map_err(failed_at(0))
+    }
+
     fn parts(&self, piece: &Range<usize>, compression: Compression) -> Parts {
         Parts { compression, ranks: self.operations.len() as u32, elements: piece.len() }
     }
@@ -177,26 +373,37 @@ impl<'e> OverEngines<'e> {
                 Then::HandOut(_) => Call::AllToAll(input.len() / ranks),
                 Then::Decode(_) => Call::AllGather(input.len()),
             };
-            let started = self.engines.start(rank, call, &input);
-            started.map_err(|cause| SimulationError::Engine { rank, cause })?;
+            self.engines.start(rank, call, &input).map_err(failed_at(rank))?;
             under_way.push_back((id, then));
         }
         Ok(())
     }
 
     /// Lets ranks do all they can at this instant, and ends operations that have come to their end.
-    /// Returns what ranks are to be told of that. An operation ends after those that its rank has
+    /// Returns what ranks are to be told of that. An all-reduce ends after those that its rank has
     /// asked for before it.
     pub(crate) fn ended(
         &mut self,
         ranks: &mut [SimulatedRank],
     ) -> Result<Vec<(Rank, Event)>, SimulationError> {
-        self.engines.settle().map_err(|cause| SimulationError::Engine { rank: 0, cause })?;
         let mut events = Vec::new();
-        for rank in ranks.iter_mut().filter(|rank| !rank.is_lost()) {
-            self.end_operations_of(rank, &mut events)?;
+        let mut moved = true;
+        while moved && events.is_empty() {
+            self.engines.settle().map_err(failed_at(0))?;
+            moved = false;
+            for rank in ranks.iter_mut().filter(|rank| !rank.is_lost()) {
+                self.end_operations_of(rank, &mut events)?;
+                moved |= self.go_on(rank, &mut events).map_err(failed_at(rank.number()))?;
+            }
         }
         Ok(events)
+    }
+
+    /// Lets a rank go on with what it exchanges one-sided and in lines; true when anything moved.
+    fn go_on(&mut self, rank: &mut SimulatedRank, events: &mut Vec<(Rank, Event)>) -> Result<bool, String> {
+        let (number, engines) = (rank.number(), &mut *self.engines);
+        let moved = self.one_sided[number as usize].go_on(rank, engines, events)?;
+        Ok(moved | self.in_lines[number as usize].go_on(rank, engines, events)?)
     }
 
     fn end_operations_of(
@@ -205,9 +412,8 @@ impl<'e> OverEngines<'e> {
         events: &mut Vec<(Rank, Event)>,
     ) -> Result<(), SimulationError> {
         let number = rank.number();
-        let failed = |cause| SimulationError::Engine { rank: number, cause };
         while !self.operations[number as usize].under_way.is_empty()
-            && let Some(output) = self.engines.take_output(number).map_err(failed)?
+            && let Some(output) = self.engines.take_output(number).map_err(failed_at(number))?
         {
             let operations = &mut self.operations[number as usize];
             let (id, then) = operations.under_way.pop_front().expect("there is one");
@@ -245,27 +451,38 @@ impl<'e> OverEngines<'e> {
         Ok(())
     }
 
-    /// Whether no rank has asked for anything that has not ended.
+    /// Whether no rank has asked for anything that has not ended, and all messages were heard.
     pub(crate) fn are_idle(&self) -> bool {
-        self.operations.iter().all(Operations::is_idle)
+        self.operations.iter().all(Operations::is_idle) && self.are_others_idle()
     }
 
-    /// An operation for which a rank waits, and a rank that has ended all its own and has not asked
-    /// for it.
+    /// Whether no rank has asked for anything else than calls that has not ended, and all messages
+    /// were heard.
+    fn are_others_idle(&self) -> bool {
+        let are_idle =
+            self.one_sided.iter().all(OneSided::is_idle) && self.in_lines.iter().all(InLines::is_idle);
+        are_idle && self.one_sided.iter().map(OneSided::sent).sum::<u64>() == self.heard
+    }
+
+    /// An all-reduce for which a rank waits, and a rank that has ended all its own and has not asked
+    /// for it, where nothing else is under way that may let it ask.
     pub(crate) fn awaited(&self) -> Option<(u64, Rank)> {
         let waiting = self.operations.iter().filter(|operations| !operations.is_idle());
         let newest = waiting.map(|operations| operations.ended).max()?;
         let is_missing = |operations: &Operations| operations.is_idle() && operations.ended <= newest;
-        Some((newest, self.operations.iter().position(is_missing)? as Rank))
+        let missing = self.operations.iter().position(is_missing).filter(|_| self.are_others_idle());
+        Some((newest, missing? as Rank))
+    }
+
+    /// A rank that waits until a peer takes its writes, and the peer.
+    pub(crate) fn blocked(&self) -> Option<(Rank, Rank)> {
+        (0..).zip(&self.one_sided).find_map(|(rank, one_sided)| Some((rank, one_sided.awaits()?)))
     }
 
     /// Goes to the next instant at which something moves, or to this time if that comes first.
-    pub(crate) fn advance(&mut self, until: Option<Nanos>) -> Result<(), SimulationError> {
-        if self.engines.advance(until.map(|until| Nanos(until.0 - self.began.0))) {
-            return Ok(());
-        }
-        let cause = format!("nothing moves any more at {}", self.now());
-        Err(SimulationError::Engine { rank: 0, cause })
+    /// False when there is neither.
+    pub(crate) fn advance(&mut self, until: Option<Nanos>) -> bool {
+        self.engines.advance(until.map(|until| Nanos(until.0 - self.began.0)))
     }
 
     /// A rank stands still.
@@ -276,6 +493,8 @@ impl<'e> OverEngines<'e> {
     /// A rank ends.
     pub(crate) fn end(&mut self, rank: Rank) {
         self.operations[rank as usize] = Operations::default();
+        self.one_sided[rank as usize].forget();
+        self.in_lines[rank as usize].forget();
         self.engines.end(rank);
     }
 }

@@ -81,9 +81,7 @@ pub enum SimulationError {
         step: u64,
     },
     /// Engines carry out no such exchanges.
-    #[error(
-        "no engines for {what}: {why}; take a scheme of averages over all ranks, or the price of exchanges"
-    )]
+    #[error("no engines for {what}: {why}; take the price of exchanges")]
     NoEngines {
         /// What they do not carry out.
         what: &'static str,

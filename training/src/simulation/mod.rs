@@ -9,19 +9,22 @@
 //! says; a rank sends one at a time, and receives one at a time. Those of one rank do not hold up
 //! all-reduces.
 //!
-//! Those are *priced* exchanges. [`Simulation::over_engines`] has averages carried out by engines
-//! in place of that, for schemes that make no other exchanges. [`Faults`] befall ranks and links.
+//! Those are *priced* exchanges. [`Simulation::over_engines`] has them carried out by engines in
+//! place of that. [`Faults`] befall ranks and links.
 //!
 //! **Invariants:** a run is a function of the learner, the scheme and the [`Settings`]: threads
 //! compute gradients, and their number changes no bit. An event is handled after all events of
 //! earlier instants, and events of one instant in the order in which they were made.
 
+mod averages;
 mod computing;
 mod engines;
 mod error;
 mod faults;
 pub mod hybrid;
+mod in_lines;
 mod network;
+mod one_sided;
 mod passes;
 mod rank;
 mod recorded;
@@ -38,13 +41,13 @@ use pleach_transport::clock::Nanos;
 use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::{CheckpointError, RankState};
-use crate::compression::{Compression, Parts};
 use crate::interpreter::{Plan, Request, Staleness, digest};
 use crate::layout::Bucket;
 use crate::learner::Learner;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::scheme::Scheme;
 use crate::state::StateError;
+use averages::average;
 use engines::OverEngines;
 use faults::DrawnFaults;
 use network::{Agenda, OnTheWay, Transfers};
@@ -53,7 +56,9 @@ use rank::{Message, Outgoing, SimulatedRank, Wanted, compute_all};
 use rounds::{Completed, Rounds};
 
 pub use computing::{Computing, ComputingTextError};
-pub use engines::{Call as EngineCall, ENGINES_MAX, Engines};
+pub use engines::{
+    Arrived, Call as EngineCall, ENGINES_MAX, Engines, Exchanges, LineWord, ReadEnded, RoundEnded,
+};
 pub use error::SimulationError;
 pub use faults::{DRIFT_STEPS, Delays, FAULTS_WITHIN_STEPS, Fault, Faults, UnknownFault};
 pub use network::{Network, TransferTime};
@@ -197,9 +202,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Self { faults: faults.clone(), ..self }
     }
 
-    /// The same ranks, each with an engine, which carries its averages out over wires that
-    /// `connect` makes with these delays. A network is not asked for times any more. It comes after
-    /// computing times and faults.
+    /// The same ranks, each with an engine, which carries its exchanges out over wires that
+    /// `connect` makes for them. A network is not asked for times any more. It comes after computing
+    /// times and faults.
     ///
     /// # Errors
     ///
@@ -207,31 +212,23 @@ impl<'a, L: Learner> Simulation<'a, L> {
     /// connect.
     pub fn over_engines(
         mut self,
-        connect: impl FnOnce(Delays) -> Result<Box<dyn Engines + 'a>, String>,
+        connect: impl FnOnce(&Exchanges) -> Result<Box<dyn Engines + 'a>, String>,
     ) -> Result<Self, SimulationError> {
         let ranks = self.settings.ranks;
         if ranks > ENGINES_MAX {
             return Err(SimulationError::EngineRanks { ranks });
         }
-        let refused = if self.ranks.iter().any(SimulatedRank::has_window) {
-            Some((
-                "one-sided exchanges",
-                "reads, writes and words go through a window, and only calls of all ranks are carried out",
-            ))
-        } else if !self.rounds.is_empty() {
-            Some(("rounds", "a round opens without late ranks, and only calls of all ranks are carried out"))
-        } else if self.faults.contains(Fault::LinkShrink) {
-            Some((Fault::LinkShrink.name(), "simulated wires keep their rates"))
-        } else {
-            None
-        };
-        if let Some((what, why)) = refused {
+        if self.faults.contains(Fault::LinkShrink) {
+            let (what, why) = (Fault::LinkShrink.name(), "simulated wires keep their rates");
             return Err(SimulationError::NoEngines { what, why });
         }
         self.draw_faults();
         let delays = self.drawn_faults.as_ref().map_or_else(Delays::default, DrawnFaults::delays);
-        let engines = connect(delays).map_err(|cause| SimulationError::Engine { rank: 0, cause })?;
-        self.engines = Some(OverEngines::new(engines, self.now, ranks));
+        let (window, contribution) = (self.ranks[0].window(), self.parameters);
+        let lines = self.rounds.iter().map(|rounds| rounds.line().clone()).collect();
+        let exchanges = Exchanges { delays, window, lines, contribution };
+        let engines = connect(&exchanges).map_err(|cause| SimulationError::Engine { rank: 0, cause })?;
+        self.engines = Some(OverEngines::new(engines, self.now, window, &self.lines));
         Ok(self)
     }
 
@@ -354,7 +351,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             return Err(SimulationError::Lost { lost, at, rank: rank.number(), step: rank.step() });
         }
         self.rounds.iter_mut().for_each(Rounds::reopen);
-        Ok(())
+        self.engines.as_mut().map_or(Ok(()), OverEngines::reopen)
     }
 
     /// The states of all ranks, which are at rest.
@@ -492,8 +489,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
             }
             return Ok(true);
         }
+        let mut heard = false;
+        for rank in 0..self.settings.ranks {
+            heard |= !self.ranks[rank as usize].is_computing() && self.hear_all(rank, network)?;
+        }
         let (next, now) = (self.happenings.next_at(), self.now);
-        let Some(engines) = &mut self.engines else { return Ok(false) };
+        let Some(engines) = self.engines.as_mut().filter(|_| !heard) else { return Ok(heard) };
         if next.is_some_and(|at| at <= now) || (next.is_none() && engines.are_idle()) {
             return Ok(false);
         }
@@ -501,9 +502,22 @@ impl<'a, L: Learner> Simulation<'a, L> {
         if let Some((number, missing)) = awaited.filter(|(_, rank)| !self.ranks[*rank as usize].is_lost()) {
             return Err(SimulationError::Stuck { number, missing });
         }
-        engines.advance(next)?;
+        let has_advanced = engines.advance(next);
         self.now = engines.now();
-        Ok(true)
+        if has_advanced { Ok(true) } else { Err(self.because_of_loss(self.standstill())) }
+    }
+
+    /// Why no wire moves any more, though ranks wait for what they have asked for.
+    fn standstill(&self) -> SimulationError {
+        match self.engines.as_ref().and_then(OverEngines::blocked) {
+            Some((rank, peer)) => {
+                SimulationError::Silence { rank, peer, step: self.ranks[rank as usize].step() }
+            }
+            None => {
+                let cause = format!("nothing moves any more at {}", self.now);
+                SimulationError::Engine { rank: 0, cause }
+            }
+        }
     }
 
     /// What engines found, or that a rank has ended, if that is why.
@@ -551,26 +565,37 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Ok(())
     }
 
-    /// Tells a rank of messages that have come, until it computes or there are no more.
-    fn hear_all(&mut self, rank: Rank, network: &mut dyn Network) -> Result<(), SimulationError> {
-        let was_computing = self.ranks[rank as usize].is_computing();
+    /// Tells a rank of messages that have come, until it computes or there are no more. Returns
+    /// whether there were any.
+    fn hear_all(&mut self, rank: Rank, network: &mut dyn Network) -> Result<bool, SimulationError> {
+        let (was_computing, mut heard) = (self.ranks[rank as usize].is_computing(), false);
         while !self.ranks[rank as usize].is_lost()
             && self.ranks[rank as usize].is_computing() == was_computing
-            && let Some(Message { from, word, elements }) = self.ranks[rank as usize].inbox.pop_front()
+            && let Some(Message { from, word, elements }) = self.next_message(rank)?
         {
+            heard = true;
             let event = match elements {
                 None => Event::Told { from, word },
                 Some(elements) => {
                     self.ranks[rank as usize].take_arrival(&elements);
-                    // The writer has its credit back.
-                    self.ranks[from as usize].credit(rank);
-                    self.send_outgoing(from, network);
+                    if self.engines.is_none() {
+                        // The writer has its credit back.
+                        self.ranks[from as usize].credit(rank);
+                        self.send_outgoing(from, network);
+                    }
                     Event::Arrived { from, word }
                 }
             };
             self.deliver(rank, event, network)?;
         }
-        Ok(())
+        Ok(heard)
+    }
+
+    /// The next message that has come to a rank and that it has not heard of.
+    fn next_message(&mut self, rank: Rank) -> Result<Option<Message>, SimulationError> {
+        let Some(engines) = &mut self.engines else { return Ok(self.ranks[rank as usize].inbox.pop_front()) };
+        let message = engines.next_message(rank);
+        message.map_err(|error| self.because_of_loss(error))
     }
 
     /// Sends what a rank has to send, in its order, as far as it has credits.
@@ -694,8 +719,16 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let mut requests = std::mem::take(&mut self.requests);
         let delivered = self.ranks[rank as usize].deliver(event, self.now, &mut requests);
         delivered.map_err(|error| SimulationError::Policy { rank, error })?;
+        if let Some(engines) = &mut self.engines {
+            engines.publish(&self.ranks[rank as usize])?;
+        }
         let mut ends_with = None;
         for request in requests.drain(..) {
+            let request = match &mut self.engines {
+                Some(engines) => engines.take(rank, request),
+                None => Some(request),
+            };
+            let Some(request) = request else { continue };
             match request {
                 Request::Compute { step } if self.pauses_at == Some(step) => ends_with = Some(Event::Pause),
                 Request::Compute { step } if step < self.settings.steps => self.begin_computing(rank, step),
@@ -873,10 +906,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         self.calls_ended += 1;
         let average = match &call.wanted {
             Wanted::Average { vector, piece, compression } => {
-                let average = match compression {
-                    Compression::None => self.average_of(*vector, piece),
-                    _ => self.compressed_average_of(*vector, piece, *compression),
-                };
+                let average = average(&mut self.ranks, *vector, piece, *compression);
                 Some((*vector, piece, average))
             }
             Wanted::Total { .. } => None,
@@ -894,44 +924,6 @@ impl<'a, L: Learner> Simulation<'a, L> {
             self.deliver(rank, Event::Done(id, outcome), network)?;
         }
         Ok(())
-    }
-
-    fn average_of(&mut self, vector: Vector, piece: &Range<usize>) -> Vec<f32> {
-        let mut sum = self.ranks[0].piece(vector, piece).to_vec();
-        for rank in &mut self.ranks[1..] {
-            let piece = rank.piece(vector, piece);
-            sum.iter_mut().zip(piece).for_each(|(sum, element)| *sum += *element);
-        }
-        let ranks = self.settings.ranks as f32;
-        sum.iter_mut().for_each(|sum| *sum /= ranks);
-        sum
-    }
-
-    /// As real ranks exchange it.
-    fn compressed_average_of(
-        &mut self,
-        vector: Vector,
-        piece: &Range<usize>,
-        compression: Compression,
-    ) -> Vec<f32> {
-        let parts = Parts { compression, ranks: self.settings.ranks, elements: piece.len() };
-        let mut encoded = Vec::new();
-        for rank in &mut self.ranks {
-            let mut out = Vec::new();
-            rank.encode(&parts, vector, piece, &mut out);
-            encoded.push(out);
-        }
-        let mut averages = Vec::new();
-        for (owner, rank) in self.ranks.iter_mut().enumerate() {
-            let place = owner * parts.block_bytes();
-            let blocks = encoded.iter().flat_map(|all| &all[place..place + parts.block_bytes()]);
-            let (blocks, mut out) = (blocks.copied().collect::<Vec<_>>(), Vec::new());
-            rank.combine(&parts, piece, &blocks, &mut out);
-            averages.extend(out);
-        }
-        let mut average = vec![0.0; piece.len()];
-        parts.decode(&averages, &mut average);
-        average
     }
 
     /// The mean of all ranks' parameters.

@@ -303,7 +303,7 @@ impl SimulatedRank {
     }
 
     /// Elements of a row, of a table.
-    fn row(&self) -> Option<usize> {
+    pub(crate) fn row(&self) -> Option<usize> {
         self.interpreter.window().and_then(|plan| plan.row)
     }
 
@@ -372,9 +372,11 @@ impl SimulatedRank {
         self.leaving == 0
     }
 
-    /// Whether it reads, writes or tells.
-    pub(crate) fn has_window(&self) -> bool {
-        self.interpreter.window().is_some()
+    /// The elements that it publishes, and its slots at each peer, the last of which is for words;
+    /// if it reads, writes or tells.
+    pub(crate) fn window(&self) -> Option<(usize, u16)> {
+        let plan = self.interpreter.window()?;
+        Some((plan.published(self.interpreter.parameters()), plan.slots + 1))
     }
 
     /// Its lines.
@@ -439,6 +441,12 @@ impl SimulatedRank {
     /// Encodes the average of the parts of all ranks that this rank owns.
     pub(crate) fn combine(&mut self, parts: &Parts, piece: &Range<usize>, blocks: &[u8], out: &mut Vec<u8>) {
         combine(&mut self.vectors, parts, self.number, piece, blocks, out);
+    }
+
+    /// All of a vector.
+    pub(crate) fn whole(&mut self, vector: Vector) -> &mut [f32] {
+        let all = 0..self.interpreter.parameters();
+        self.piece(vector, &all)
     }
 
     /// A piece of a vector.

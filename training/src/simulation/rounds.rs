@@ -104,6 +104,11 @@ impl Rounds {
         }
     }
 
+    /// The line.
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
+    }
+
     /// The ranks of the line.
     pub(crate) fn ranks(&self) -> &[Rank] {
         &self.line.ranks
