@@ -464,8 +464,8 @@ impl<'e> OverEngines<'e> {
         are_idle && self.one_sided.iter().map(OneSided::sent).sum::<u64>() == self.heard
     }
 
-    /// An all-reduce for which a rank waits, and a rank that has ended all its own and has not asked
-    /// for it, where nothing else is under way that may let it ask.
+    /// An all-reduce for which a rank waits, and a rank that has ended all its own and has not
+    /// asked for it, where nothing else is under way that may let it ask.
     pub(crate) fn awaited(&self) -> Option<(u64, Rank)> {
         let waiting = self.operations.iter().filter(|operations| !operations.is_idle());
         let newest = waiting.map(|operations| operations.ended).max()?;

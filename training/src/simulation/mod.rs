@@ -203,8 +203,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     /// The same ranks, each with an engine, which carries its exchanges out over wires that
-    /// `connect` makes for them. A network is not asked for times any more. It comes after computing
-    /// times and faults.
+    /// `connect` makes for them. A network is not asked for times any more. It comes after
+    /// computing times and faults.
     ///
     /// # Errors
     ///
