@@ -81,7 +81,10 @@ fn connecting<'e>(
     settings: &Settings,
 ) -> impl FnOnce(&Exchanges) -> Result<Box<dyn Engines + 'e>, String> + use<'e> {
     let (wiring, seed) = (wiring.clone(), settings.seed);
-    move |exchanges| Ok(wires::engines(&wiring, seed, exchanges)?)
+    move |exchanges| {
+        let engines: Box<dyn Engines + 'e> = wires::engines(&wiring, seed, exchanges)?;
+        Ok(engines)
+    }
 }
 
 /// Schemes whose exchanges are averages over all ranks.
