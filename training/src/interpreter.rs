@@ -666,6 +666,7 @@ impl Interpreter {
             Action::Agreed(vector) => self.agree(vector, vectors)?,
             Action::Exchanged => self.staleness.exchanged(),
             Action::Conserved(is_conserved) => self.agreement.is_broken |= !is_conserved,
+            Action::Refuse { from, word } => return Err(PolicyError::Word { from, word }),
         }
         Ok(())
     }

@@ -115,6 +115,17 @@ pub enum PolicyError {
         /// The number of ranks.
         ranks: u32,
     },
+    /// A word of a peer that no rank sends by the scheme at that place.
+    #[error(
+        "bad word: rank {from} has sent {word:#x}, which no rank sends here; start all ranks with one version of \
+         pleach, and look at rank {from}"
+    )]
+    Word {
+        /// The peer.
+        from: u32,
+        /// The word, or its first eight bytes.
+        word: u64,
+    },
     /// A contribution to a line that the plan does not have.
     #[error("bad policy: line {line} of a plan that has {lines}; name another")]
     NoLine {

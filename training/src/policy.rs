@@ -13,6 +13,8 @@
 //!   that it writes.
 //! * While computing and operations end and words come, each rank computes, waits for an operation,
 //!   or says that it waits for a word ([`Action::Await`]), until its last step.
+//! * A word is what a peer says, and a peer may be of another version, or lie. Whatever words come,
+//!   a policy keeps these invariants, or refuses the word ([`Action::Refuse`]).
 //!
 //! **One-sided exchanges.** A plan with a [`WindowPlan`](crate::shares::WindowPlan) gives each rank
 //! a *share* of the elements. A rank [publishes](Action::Publish) its own share, of any vector.
@@ -298,6 +300,14 @@ pub enum Action {
     Exchanged,
     /// Says whether the scheme has lost nothing that it conserves, as far as this rank can see.
     Conserved(bool),
+    /// Refuses a word of a peer, or of its write: no rank sends it at that place. This rank ends
+    /// with an error that names the peer.
+    Refuse {
+        /// The peer.
+        from: Rank,
+        /// The word.
+        word: u64,
+    },
 }
 
 /// What a read takes while the peer publishes.

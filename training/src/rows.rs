@@ -32,11 +32,13 @@ pub(crate) fn encode<'a>(elements: &'a [f32], row: Option<usize>, memory: &'a mu
     memory
 }
 
-/// Stores what was sent in as many elements as were encoded. Rows that there are not are left out.
+/// Stores what was sent in as many elements as were encoded. Rows that there are not are left out,
+/// and elements that were not sent are 0.
 pub(crate) fn decode(sent: &[f32], row: Option<usize>, into: &mut [f32]) {
     let Some(length) = row.filter(|_| sent.len() < into.len()) else {
         let common = sent.len().min(into.len());
         into[..common].copy_from_slice(&sent[..common]);
+        into[common..].fill(0.0);
         return;
     };
     into.fill(0.0);
@@ -139,5 +141,8 @@ mod tests {
         assert_eq!(into, [0.0; 6]);
         decode(&[1e30, 1.0, 2.0], Some(2), &mut into);
         assert_eq!(into, [0.0; 6]);
+        into.fill(9.0);
+        decode(&[1.0, 2.0], None, &mut into);
+        assert_eq!(into, [1.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
     }
 }

@@ -84,14 +84,20 @@ impl Finish {
         self.sent[to as usize] += 1;
     }
 
-    /// Notes a write of a rank.
-    pub(crate) fn came(&mut self, from: Rank) {
+    /// Notes a write of a rank; returns whether that has not told that it writes no more.
+    pub(crate) fn came(&mut self, from: Rank) -> bool {
         self.come[from as usize] += 1;
+        !self.has_told(from)
     }
 
-    /// Notes that a rank writes no more.
-    pub(crate) fn told(&mut self, from: Rank, sent: u64) {
-        self.told[from as usize] = Some(sent);
+    /// Notes that a rank writes no more; returns whether it has not told that before.
+    pub(crate) fn told(&mut self, from: Rank, sent: u64) -> bool {
+        self.told[from as usize].replace(sent).is_none()
+    }
+
+    /// Whether a rank has told that it writes no more.
+    pub(crate) fn has_told(&self, from: Rank) -> bool {
+        self.told[from as usize].is_some()
     }
 
     /// This rank writes and reads no more.

@@ -16,8 +16,8 @@
 //! A rank that has made its last step comes to each barrier at once, until all have. It does so too
 //! before a checkpoint, after which the first superstep has one step again.
 //!
-//! **Invariants:** no superstep has more steps of a rank than the lookahead, and at least one rank
-//! makes one. All ranks have the same parameters after each barrier.
+//! **Invariants:** no superstep has more steps of a rank than the lookahead: a rank refuses to be
+//! told more. At least one rank makes one. All ranks have the same parameters after each barrier.
 
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
@@ -27,6 +27,9 @@ use crate::scheme::finish::Word;
 use crate::shares::WindowPlan;
 use crate::state::State;
 use crate::zipline::{Barrier, Intervals, Objective, Placer, Prediction, Predictor};
+
+/// Longest interval that is predicted, in nanoseconds: an hour.
+const INTERVAL_MAX: u64 = 3_600_000_000_000;
 
 /// The policy of [`Scheme::ElasticBsp`](crate::Scheme::ElasticBsp).
 #[derive(Debug)]
@@ -58,7 +61,6 @@ pub(crate) struct Supersteps {
     is_stopped: bool,
     /// Whether no rank makes a step any more.
     has_ended: bool,
-    is_exceeded: bool,
     /// On rank 0, by rank: the predicted interval; 0 after a rank's last step.
     predicted: Vec<Option<u64>>,
     /// On rank 0: what the ranks that make steps will do, and the barrier behind that. Their memory
@@ -94,7 +96,6 @@ impl Supersteps {
             told: None,
             is_stopped: false,
             has_ended: false,
-            is_exceeded: false,
             predicted: vec![None; plan.ranks as usize],
             running: Vec::new(),
             placer: Placer::default(),
@@ -133,8 +134,6 @@ impl Supersteps {
     }
 
     fn come_to_barrier(&mut self, actions: &mut Actions) {
-        /// Longest interval, in nanoseconds: an hour.
-        const INTERVAL_MAX: u64 = 3_600_000_000_000;
         let predicted = self.intervals.predicted(self.predictor).unwrap_or(1).min(INTERVAL_MAX);
         let predicted = if self.is_stopped { 0 } else { predicted };
         if self.by_sums {
@@ -193,14 +192,10 @@ impl Supersteps {
             None => actions.push(Action::Await { from: self.missing() }),
             Some(Word::Round(0)) => self.come_to_barrier(actions),
             Some(Word::Round(steps)) => {
-                self.is_exceeded |= steps > u64::from(self.lookahead);
                 self.left = steps;
                 self.compute(now, actions);
             }
-            Some(_) => {
-                self.has_ended = true;
-                actions.push(Action::Conserved(!self.is_exceeded));
-            }
+            Some(_) => self.has_ended = true,
         }
     }
 
@@ -214,10 +209,23 @@ impl Supersteps {
             .map_or(0, |rank| 1 + rank as Rank)
     }
 
-    fn heard(&mut self, from: Rank, word: u64) {
-        match Word::decode(word) {
-            Word::Round(interval) if self.plan.rank == 0 => self.predicted[from as usize] = Some(interval),
-            word => self.told = Some(word),
+    /// Returns whether a rank sends this word now.
+    fn heard(&mut self, from: Rank, word: u64) -> bool {
+        let word = Word::decode(word);
+        match word {
+            Word::Round(interval) if self.plan.rank == 0 => {
+                interval <= INTERVAL_MAX && self.predicted[from as usize].replace(interval).is_none()
+            }
+            _ => {
+                // Rank 0 answers what this rank has told it at the barrier.
+                let is_answer = from == 0 && self.left == 0 && !self.has_ended;
+                let is_right = match word {
+                    Word::Round(0) | Word::Finished(0) => self.is_stopped,
+                    Word::Round(steps) => !self.is_stopped && steps <= u64::from(self.lookahead),
+                    _ => false,
+                };
+                is_answer && is_right && self.told.replace(word).is_none()
+            }
         }
     }
 }
@@ -226,7 +234,8 @@ impl Policy for Supersteps {
     fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => self.compute(now, actions),
-            Event::Ready(_) | Event::Needed(_) | Event::Arrived { .. } => {}
+            Event::Ready(_) | Event::Needed(_) => {}
+            Event::Arrived { from, word } => actions.push(Action::Refuse { from, word }),
             Event::Committed => {}
             Event::Membership { ranks, step, .. } => (self.members, self.next_step) = (ranks, step),
             Event::Totalled { place, total } => match self.predicted.get_mut(place as usize) {
@@ -242,7 +251,9 @@ impl Policy for Supersteps {
                 self.advance(now, actions);
             }
             Event::Told { from, word } => {
-                self.heard(from, word);
+                if !self.heard(from, word) {
+                    return actions.push(Action::Refuse { from, word });
+                }
                 self.advance(now, actions);
             }
             Event::Pause | Event::Stop => {
@@ -266,6 +277,5 @@ impl Policy for Supersteps {
         state.field(&mut self.intervals);
         state.field(&mut self.next_step);
         state.field(&mut self.ids);
-        state.field(&mut self.is_exceeded);
     }
 }

@@ -18,6 +18,7 @@ use pleach_transport::clock::{self, Nanos};
 use super::{TrainError, Trainer};
 use crate::copies::PeerCopy;
 use crate::interpreter::{Request, Vectors};
+use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::rows::encode;
 
@@ -34,7 +35,7 @@ fn at_rest_word() -> Word {
 /// A message that has come.
 struct Message {
     from: Rank,
-    word: u64,
+    word: Word,
     /// None: a word alone.
     elements: Option<Vec<f32>>,
 }
@@ -111,7 +112,7 @@ impl Messages {
                 elements.extend_from_slice(arrival.data());
                 elements
             });
-            come.push_back(Message { from: arrival.from, word: arrival.word.number(), elements });
+            come.push_back(Message { from: arrival.from, word: arrival.word, elements });
         };
         let count = if limit.is_zero() { window.poll(seen)? } else { window.wait(limit, seen)? };
         if count > 0 {
@@ -316,6 +317,10 @@ impl Trainer {
             return Ok(false);
         };
         self.messages.exchanged[1] += 1;
+        let (sent, word) = (word, word.number());
+        if sent != Word::from(word) {
+            return Err(PolicyError::Word { from, word }.into());
+        }
         let event = match elements {
             None => Event::Told { from, word },
             Some(elements) => {

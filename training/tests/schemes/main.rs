@@ -29,3 +29,4 @@ mod superstep;
 mod swarm;
 mod taxonomy;
 mod virtual_time;
+mod words;

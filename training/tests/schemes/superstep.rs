@@ -3,7 +3,7 @@
 use pleach_collectives::Rank;
 use pleach_training::policy::{Action, Event};
 use pleach_training::simulation::{Settings, Simulated, SimulationError};
-use pleach_training::{Learner, Simulation};
+use pleach_training::{Learner, PolicyError, Simulation};
 
 use super::model::{Linear, ROUNDING, difference, price, scheme, settings, simulate};
 use super::mutants::{Mutation, mutated};
@@ -73,7 +73,7 @@ fn mutant(mutation: Mutation) -> Result<Simulated, SimulationError> {
 }
 
 #[test]
-fn a_superstep_that_is_too_long_shows_in_the_guarantee() {
+fn a_superstep_that_is_too_long_is_refused() {
     let long = mutant(|rank, _, actions| {
         let lengthen = |action| match action {
             Action::Tell { to: 1, word } if rank == 0 && (1..10).contains(&word) => {
@@ -83,7 +83,8 @@ fn a_superstep_that_is_too_long_shows_in_the_guarantee() {
         };
         actions.into_iter().map(lengthen).collect()
     });
-    assert!(!long.expect("trains").guarantee_held);
+    let Err(SimulationError::Policy { rank: 1, error }) = long else { panic!("{long:?}") };
+    assert_eq!(error, PolicyError::Word { from: 0, word: 10 });
 }
 
 #[test]

@@ -110,6 +110,11 @@ impl Answer {
         Self { held, question }
     }
 
+    /// The clocks or versions of its shard.
+    pub(crate) fn held(self) -> u64 {
+        self.held
+    }
+
     /// The number of a word.
     pub(crate) fn encode(self) -> u64 {
         (self.question & Self::QUESTION_MOST) << Self::HELD_BITS | self.held.min((1 << Self::HELD_BITS) - 1)

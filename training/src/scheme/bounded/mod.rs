@@ -477,15 +477,27 @@ impl BoundedStaleness {
         }
     }
 
-    fn told(&mut self, from: Rank, word: u64, actions: &mut Actions) {
+    /// Returns whether a rank sends this word now.
+    fn told(&mut self, from: Rank, word: u64, actions: &mut Actions) -> bool {
+        let has_told = self.finish.has_told(from);
         match Word::decode(word) {
-            Word::Round(needed) => {
+            Word::Round(needed) if !has_told => {
                 self.hear(from, needed);
                 self.answer(actions);
+                true
             }
-            Word::Result(number) => self.known[from as usize].answered(Answer::decode(number)),
-            Word::Held(clocks) => self.known[from as usize].holds = clocks,
+            Word::Result(number) => {
+                let answer = Answer::decode(number);
+                self.known[from as usize].answered(answer);
+                // A clock is complete when the update of this rank is there, too.
+                !self.bound.is_of_clocks() || answer.held() <= self.next_step
+            }
+            Word::Held(clocks) => {
+                self.known[from as usize].holds = clocks;
+                matches!(self.bound, Bound::Versions { .. }) && !has_told
+            }
             Word::Finished(sent) => self.finish.told(from, sent),
+            Word::Round(_) => false,
         }
     }
 
@@ -541,7 +553,9 @@ impl Policy for BoundedStaleness {
             Event::Done(_, Outcome::Written) => self.writing -= 1,
             Event::Done(..) => self.reading -= 1,
             Event::Arrived { from, word } => {
-                self.finish.came(from);
+                if !self.finish.came(from) {
+                    return actions.push(Action::Refuse { from, word });
+                }
                 let push = Push::decode(word, self.known[from as usize].clocks);
                 self.add(from, push.interval(), Vector::Arrival, now, actions);
                 if let Some(needed) = push.asks() {
@@ -549,7 +563,11 @@ impl Policy for BoundedStaleness {
                 }
                 self.answer(actions);
             }
-            Event::Told { from, word } => self.told(from, word, actions),
+            Event::Told { from, word } => {
+                if !self.told(from, word, actions) {
+                    return actions.push(Action::Refuse { from, word });
+                }
+            }
             Event::Stop => self.stop(actions),
         }
         self.advance(now, actions);

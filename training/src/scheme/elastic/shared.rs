@@ -209,17 +209,25 @@ impl SharedCentre {
         }
     }
 
-    fn told(&mut self, from: Rank, word: u64) {
+    /// Returns whether a rank sends this word now.
+    fn told(&mut self, from: Rank, word: u64) -> bool {
         match Word::decode(word) {
-            Word::Round(_) => {
-                if let Some(turns) = &mut self.turns {
-                    turns.owner_is_ready(from);
-                }
-            }
+            Word::Round(_) => self.turns.as_mut().is_some_and(|turns| turns.owner_is_ready(from)),
             Word::Finished(sent) => self.finish.told(from, sent),
-            Word::Result(_) => self.is_final[from as usize] = true,
-            Word::Held(_) => {}
+            Word::Result(_) => {
+                self.finish.has_told(from) && !std::mem::replace(&mut self.is_final[from as usize], true)
+            }
+            Word::Held(_) => false,
         }
+    }
+
+    /// Adds a peer's change to this rank's share; returns whether that writes now.
+    fn arrived(&mut self, from: Rank, actions: &mut Actions) -> bool {
+        if !self.finish.came(from) || self.turns.as_ref().is_some_and(|turns| !turns.is_next(from)) {
+            return false;
+        }
+        self.change(Vector::Arrival, actions);
+        true
     }
 
     /// Goes on where this rank waits for others.
@@ -275,11 +283,16 @@ impl Policy for SharedCentre {
                 self.reading -= 1;
                 self.has_read(actions);
             }
-            Event::Arrived { from, .. } => {
-                self.finish.came(from);
-                self.change(Vector::Arrival, actions);
+            Event::Arrived { from, word } => {
+                if !self.arrived(from, actions) {
+                    return actions.push(Action::Refuse { from, word });
+                }
             }
-            Event::Told { from, word } => self.told(from, word),
+            Event::Told { from, word } => {
+                if !self.told(from, word) {
+                    return actions.push(Action::Refuse { from, word });
+                }
+            }
             Event::Stop => {
                 self.finish.begin(actions);
                 self.phase = Phase::Finishing;

@@ -39,9 +39,14 @@ impl Turns {
         self.ready.fill(false);
     }
 
-    /// An owner has added the change before this rank's turn.
-    pub(crate) fn owner_is_ready(&mut self, owner: Rank) {
-        self.ready[owner as usize] = true;
+    /// An owner has added the change before this rank's turn; returns whether that was not known.
+    pub(crate) fn owner_is_ready(&mut self, owner: Rank) -> bool {
+        !std::mem::replace(&mut self.ready[owner as usize], true)
+    }
+
+    /// Whether the next change that this rank adds is that of a rank.
+    pub(crate) fn is_next(&self, rank: Rank) -> bool {
+        self.added % self.ready.len() as u64 == u64::from(rank)
     }
 
     /// The change of a turn was added to this rank's share.
@@ -49,7 +54,7 @@ impl Turns {
         self.added += 1;
         let next = (self.added % self.ready.len() as u64) as Rank;
         if next == self.rank {
-            self.owner_is_ready(next);
+            let _ = self.owner_is_ready(next);
         } else {
             Word::Round(self.added).tell(next, actions);
         }

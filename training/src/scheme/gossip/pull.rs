@@ -79,6 +79,16 @@ impl Pull {
         self.compute(actions);
     }
 
+    fn told(&mut self, from: Rank, word: u64, actions: &mut Actions) {
+        match Word::decode(word) {
+            Word::Finished(sent) if self.finish.told(from, sent) => {}
+            _ => return actions.push(Action::Refuse { from, word }),
+        }
+        if self.finish.has_begun() {
+            self.try_finish(actions);
+        }
+    }
+
     fn try_finish(&mut self, actions: &mut Actions) {
         if let Some(from) = self.finish.missing() {
             return actions.push(Action::Await { from });
@@ -96,7 +106,6 @@ impl Policy for Pull {
             Event::Ready(_)
             | Event::Needed(_)
             | Event::Totalled { .. }
-            | Event::Arrived { .. }
             | Event::Committed
             | Event::Membership { .. }
             | Event::Pause => {}
@@ -112,14 +121,8 @@ impl Policy for Pull {
             }
             Event::Done(_, Outcome::Read { version, .. }) => self.mix(version, actions),
             Event::Done(..) => actions.push(Action::Agreed(Vector::Parameters)),
-            Event::Told { from, word } => {
-                if let Word::Finished(sent) = Word::decode(word) {
-                    self.finish.told(from, sent);
-                }
-                if self.finish.has_begun() {
-                    self.try_finish(actions);
-                }
-            }
+            Event::Arrived { from, word } => actions.push(Action::Refuse { from, word }),
+            Event::Told { from, word } => self.told(from, word, actions),
             Event::Stop => {
                 self.finish.begin(actions);
                 self.try_finish(actions);

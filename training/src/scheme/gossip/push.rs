@@ -93,6 +93,11 @@ impl Push {
         }
     }
 
+    /// That of all ranks together; 0 where there is none.
+    fn weight_of_all(&self) -> u64 {
+        self.weight.map_or(0, |_| UNIT.saturating_mul(self.peers.ranks.into()))
+    }
+
     /// The vector that is exchanged.
     fn exchanged(&self) -> Vector {
         if self.weight.is_some() { Vector::Sum } else { Vector::Parameters }
@@ -237,11 +242,21 @@ impl Push {
     }
 
     fn told(&mut self, from: Rank, word: u64, actions: &mut Actions) {
-        match Word::decode(word) {
-            Word::Round(rounds) => self.begun[from as usize] = rounds,
+        let place = from as usize;
+        let is_right = match Word::decode(word) {
+            Word::Round(rounds) => {
+                let has_sources = self.peers.source(0).is_some();
+                has_sources && rounds > std::mem::replace(&mut self.begun[place], rounds)
+            }
             Word::Finished(sent) => self.finish.told(from, sent),
-            Word::Result(weight) => self.weights[from as usize] = Some(weight),
-            Word::Held(_) => {}
+            Word::Result(weight) => {
+                let is_weighed = self.weight.is_some() && self.finish.has_told(from);
+                is_weighed && self.weights[place].replace(weight).is_none()
+            }
+            Word::Held(_) => false,
+        };
+        if !is_right {
+            return actions.push(Action::Refuse { from, word });
         }
         self.advance(actions);
         self.try_finish(actions);
@@ -275,7 +290,9 @@ impl Policy for Push {
                 actions.push(Action::Agreed(Vector::Parameters));
             }
             Event::Arrived { from, word } => {
-                self.finish.came(from);
+                if !self.finish.came(from) || word > self.weight_of_all() {
+                    return actions.push(Action::Refuse { from, word });
+                }
                 self.arrived(word, actions);
                 self.advance(actions);
                 self.try_finish(actions);
