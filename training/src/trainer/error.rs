@@ -81,6 +81,16 @@ pub enum TrainError {
         /// The value of that rank.
         theirs: String,
     },
+    /// Ranks make different numbers of steps between the barriers of
+    /// [`Scheme::ElasticBsp`](crate::Scheme::ElasticBsp).
+    #[error(
+        "no common place for a mean: ranks make different numbers of steps with elastic-bsp, and this one has made \
+         {steps} since the last barrier; ask when Progress::staleness is 0 again, where all have the same parameters"
+    )]
+    NoCommonPlace {
+        /// The steps since the last barrier.
+        steps: u64,
+    },
     /// The layout has no parameters.
     #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
     NoParameters,

@@ -36,6 +36,19 @@ pub(crate) fn of(trainer: &mut Trainer) -> Result<Buffer<f32>, TrainError> {
     Ok(mean)
 }
 
+/// The same with [`Scheme::ElasticBsp`]: at a barrier each rank has the mean. Other ranks have
+/// averages of their own in other places, so none is asked.
+pub(crate) fn at_barrier(trainer: &mut Trainer) -> Result<Buffer<f32>, TrainError> {
+    let steps = trainer.interpreter.staleness().next();
+    if steps > 0 {
+        return Err(TrainError::NoCommonPlace { steps });
+    }
+    let mut mean = trainer.group.buffer(trainer.layout.parameters())?;
+    mean.copy_from_slice(trainer.parameters_mut());
+    trainer.spread = Some(0.0);
+    Ok(mean)
+}
+
 /// The distance of a vector from a mean, as a share of the length of the mean.
 fn distance(own: &[f32], mean: &[f32]) -> f64 {
     let square = |element: f32| f64::from(element) * f64::from(element);

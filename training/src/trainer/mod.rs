@@ -382,21 +382,24 @@ impl Trainer {
         Progress { steps, time, waiting, communicating, bytes, staleness, agreements, spread }
     }
 
-    /// The mean of all ranks' parameters, between two steps. All ranks call it, and the call takes
-    /// the same place among the averages of the scheme on each: after as many steps, but for
-    /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before,
-    /// but with [`Scheme::Bap`]: there others may wait until this rank has a newer copy of the
-    /// table, so it takes one.
+    /// The mean of all ranks' parameters, between two steps. All ranks call it, after as many
+    /// steps. Meanwhile this rank answers its peers. The training is as before, but with
+    /// [`Scheme::Bap`]: there others may wait until this rank has a newer copy of the table, so it
+    /// takes one.
+    ///
+    /// With [`Scheme::ElasticBsp`] ranks make different numbers of steps, and all have the same
+    /// parameters at its barriers: a rank gets these there by itself, and an error elsewhere.
     ///
     /// # Errors
     ///
-    /// [`TrainError::UnderWay`], if a bucket is ready already; see [`TrainError`].
+    /// [`TrainError::UnderWay`], if a bucket is ready already; [`TrainError::NoCommonPlace`]; see
+    /// [`TrainError`].
     pub fn averaged(&mut self) -> Result<Buffer<f32>, TrainError> {
         self.expect_group("the mean between two steps")?;
         if let Some(mut step) = self.step()? {
             step.vectors()?;
         }
-        mean::of(self)
+        if matches!(self.scheme, Scheme::ElasticBsp { .. }) { mean::at_barrier(self) } else { mean::of(self) }
     }
 
     /// The next step of this rank; `None` after the last one. The first call compares the arguments

@@ -54,6 +54,56 @@ fn train(group: &Group, text: &str) -> Result<(Trained, Vec<Mean>), TrainError> 
 }
 
 #[test]
+fn ranks_of_elastic_bsp_have_a_mean_at_barriers_and_are_refused_one_elsewhere() {
+    let options = |options: &mut pleach_collectives::Options| {
+        options.reproducible = Reproducible::PerWorldSize;
+    };
+    let refused: u64 = ranks::with_group(Fabric::Shm, RANKS, options, |group| {
+        let (layout, scheme) = (Linear.layout(), scheme("elastic-bsp:lookahead=200"));
+        let mut trainer = Trainer::new(&group, &scheme, &layout, STEPS).expect("has memory");
+        trainer.parameters_mut().copy_from_slice(&Linear.initial());
+        let mut sgd = Sgd::new(layout.parameters(), 0.005, 0.0);
+        let (mut at_barriers, mut elsewhere) = (0, 0);
+        loop {
+            let own = trainer.parameters_mut().to_vec();
+            let mean = trainer.averaged();
+            match (trainer.progress().staleness.next(), mean) {
+                (0, Ok(mean)) => {
+                    // Behind the last step this rank has come to its last barrier only now.
+                    assert!(mean[..] == own[..] || trainer.next_step() == STEPS);
+                    assert_eq!(trainer.progress().spread, Some(0.0));
+                    at_barriers += 1;
+                }
+                (alone, Err(TrainError::NoCommonPlace { steps })) if alone > 0 => {
+                    assert_eq!(steps, alone);
+                    elsewhere += 1;
+                }
+                (alone, other) => panic!("{alone} steps behind the barrier: {:?}", other.map(drop)),
+            }
+            let Some(mut step) = trainer.step().expect("goes on") else { break };
+            let number = step.number();
+            let (parameters, gradient) = step.vectors().expect("no bucket is ready");
+            let loss = Linear.gradient(group.rank(), number, parameters, gradient);
+            compute_for_a_moment();
+            if group.rank() == 1 {
+                (0..9).for_each(|_| compute_for_a_moment());
+            }
+            step.update(|parameters, gradient| sgd.step(parameters, gradient), loss).expect("goes on");
+        }
+        let trained = trainer.finish().expect("ends");
+        assert!(trained.guarantee_held && trained.parameters_equal);
+        group.close().expect("all ranks close");
+        assert_eq!(at_barriers + elsewhere, STEPS + 1);
+        // A barrier follows the first step.
+        assert!(at_barriers >= 2, "{at_barriers}");
+        elsewhere
+    })
+    .into_iter()
+    .sum();
+    assert!(refused > 0, "a rank that takes ten times as long makes fewer steps between barriers");
+}
+
+#[test]
 fn means_that_are_rare_keep_no_rank_waiting_for_ever() {
     // Ranks of `elastic-bsp` take means at barriers alone.
     let schemes = DETERMINISTIC.into_iter().chain(ASYNCHRONOUS);
