@@ -79,7 +79,7 @@ class PleachProcessGroup(dist.ProcessGroup):
     def _open(self, limit_s: float | None) -> None:
         """Meets the ranks in the store."""
         self._comm = Comm(self._store, self._rank, self._size, limit_s)
-        self._lane = Lane("pleach-torch")
+        self._lane = Lane("pleach-torch", nests=True)
         self._messages = Messages(self._comm, self._rank, self._size)
         self._barriers = 0
         self._barrier_keys: list[str] = []

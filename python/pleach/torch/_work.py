@@ -2,6 +2,10 @@
 
 **Invariant:** a :class:`Lane` carries out its jobs in the order in which they were given, and a job
 holds its tensors until the job has ended.
+
+Callbacks of a future run in the thread of the lane, before its next job, or in that of the program if
+it attaches them later. Either way the collectives that a callback starts stand right behind its own
+operation on all ranks, also where the program starts others meanwhile.
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ _futures = threading.Lock()
 class Work(dist.Work):
     """An operation under way or ended."""
 
-    def __init__(self, result: list[torch.Tensor], is_ended: bool = False) -> None:
+    def __init__(self, result: list[torch.Tensor], lane: Lane | None = None, is_ended: bool = False) -> None:
         super().__init__()
         self._result = result
+        self._lane = lane
         self._is_ended = is_ended
         self._error: BaseException | None = None
         self._end_future: Any = None
@@ -58,6 +63,9 @@ class Work(dist.Work):
 
         Raises the exception of the operation, or PleachTimeout; after the latter the operation goes on.
         """
+        if not self._is_ended and self._lane is not None and self._lane.is_this_thread():
+            # A callback waits for an operation of its own lane, whose jobs nobody else carries out.
+            self._lane.carry_out_to(self)
         if not self._is_ended:
             limit = timeout.total_seconds() if timeout else 0
             assert self._under_way is not None
@@ -103,10 +111,15 @@ class Work(dist.Work):
 
 class Lane:
     """Carries out jobs one after the other: in the caller where nothing is under way and the caller
-    waits anyway, else in a thread of the lane."""
+    waits anyway, else in a thread of the lane.
 
-    def __init__(self, name: str) -> None:
+    nests: what a callback of this lane gives is carried out at once, before the jobs that wait. Else it
+    waits behind them, and the callback may wait for it by :meth:`Work.wait` alone, not by its future.
+    """
+
+    def __init__(self, name: str, nests: bool = False) -> None:
         self._name = name
+        self._nests = nests
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Work] | None] = queue.SimpleQueue()
         self._busy = threading.Lock()
         # Guards the fields below; nothing is waited for under it.
@@ -120,12 +133,14 @@ class Lane:
 
         Raises the exception of a job that is not async, and PleachError after :meth:`stop`.
         """
+        is_nested = self._nests and self.is_this_thread()
         with self._lock:
             if self._is_stopped:
                 raise PleachError("the group has ended; call init_process_group or new_group again")
             is_idle = not is_async and self._waiting == 0 and self._busy.acquire(blocking=False)
             if not is_idle:
-                work = Work(result)
+                work = Work(result, self)
+            if not is_idle and not is_nested:
                 self._waiting += 1
                 self._jobs.put((job, work))
                 if self._thread is None:
@@ -137,9 +152,22 @@ class Lane:
             finally:
                 self._busy.release()
             return Work(result, is_ended=True)
+        if is_nested:
+            run(job, work)
         if not is_async:
             work.wait()
         return work
+
+    def is_this_thread(self) -> bool:
+        """Whether the caller is a callback in the thread of this lane."""
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
+    def carry_out_to(self, work: Work) -> None:
+        """Carries out jobs until one of this lane has ended; called in the thread of the lane alone."""
+        while not work.is_completed():
+            job = self._jobs.get()
+            assert job is not None, "the work of a lane is before its end"
+            self._carry_out_one(*job)
 
     def stop(self) -> None:
         """Refuses later jobs, and ends the thread after the jobs so far."""
@@ -156,11 +184,14 @@ class Lane:
     def _carry_out(self) -> None:
         while (job := self._jobs.get()) is not None:
             with self._busy:
-                run(*job)
-            with self._lock:
-                self._waiting -= 1
+                self._carry_out_one(*job)
             # The thread waits for the next job with no reference to this one's tensors.
             del job
+
+    def _carry_out_one(self, job: Callable[[], None], work: Work) -> None:
+        run(job, work)
+        with self._lock:
+            self._waiting -= 1
 
 
 def run(job: Callable[[], None], work: Work) -> None:

@@ -3,6 +3,7 @@
 usage: group_checks.py NAME...: functions below whose names begin with `check_`
 """
 
+import random
 import threading
 import time
 from datetime import timedelta
@@ -366,6 +367,88 @@ class GroupChecks(Check):
                 dist.reduce_scatter_tensor(part, torch.ones(self.size * part.shape[0], *part.shape[1:]))
         for part in parts:
             same(part, torch.full(part.shape, float(self.size)), "coalesced reduce_scatter_tensor")
+
+    def check_callbacks_that_wait(self):
+        """What callbacks start has one place in the order of calls on all ranks, whenever operations end on each."""
+        group = dist.new_group()
+
+        def below(depth):
+            def callback(future):
+                future.value()
+                started = dist.all_reduce(torch.full((3,), float(depth)), group=group, async_op=True).get_future()
+                same(started.wait()[0], torch.full((3,), float(depth * self.size)), f"a callback of depth {depth}")
+                if depth == 1:
+                    same(all_reduced(torch.ones(1)), torch.full((1,), float(self.size)), "a call that is not async")
+                return started.wait()[0] if depth == 1 else started.then(below(depth - 1)).wait()
+
+            return callback
+
+        def all_reduced(tensor):
+            dist.all_reduce(tensor, group=group)
+            return tensor
+
+        delays = random.Random(self.rank)
+        for _ in range(10):
+            futures = []
+            for number in range(4):
+                # Of the lengths of those of the callbacks: a wrong order is a wrong sum.
+                work = dist.all_reduce(torch.full((3,), 100.0 + number), group=group, async_op=True)
+                time.sleep(delays.choice((0, 0, 1e-3)))
+                futures.append(work.get_future().then(below(2)).then(below(4)))
+                time.sleep(delays.choice((0, 0, 3e-3)))
+            for future in futures:
+                same(future.wait(), torch.full((3,), float(self.size)), "a chain of callbacks")
+
+        def meeting(start, join):
+            """What rank 0 starts has not ended when it returns."""
+            if self.rank == 0:
+                started = start()
+                dist.barrier(self.gloo)
+                return started
+            dist.barrier(self.gloo)
+            join()
+
+        # A callback waits for what was started behind its operation.
+        behind = []
+
+        def start():
+            work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+            future = work.get_future().then(lambda _: behind[0].wait())
+            behind.append(dist.all_reduce(torch.ones(2), group=group, async_op=True))
+            return future
+
+        future = meeting(start, lambda: [all_reduced(torch.ones(count)) for count in (1, 2)])
+        assert self.rank != 0 or future.wait()
+        # A callback receives from the peer of its message.
+        received = torch.zeros(1)
+
+        def send():
+            if self.rank == 1:
+                dist.send(torch.ones(1), 0, group=group)
+                dist.send(torch.full((1,), 2.0), 0, group=group)
+
+        def receive():
+            work = dist.irecv(torch.zeros(1), 1, group=group)
+            return work.get_future().then(lambda _: dist.recv(received, 1, group=group))
+
+        future = meeting(receive, send)
+        assert self.rank != 0 or (future.wait(), received.item()) == (1, 2)
+        # A group is destroyed and aborted below a callback.
+        for end in (dist.destroy_process_group, lambda group: group.abort()):
+            group = dist.new_group()
+
+            def start():
+                def callback(_):
+                    until("the group has ended", lambda: group._closed)
+                    all_reduced(torch.ones(1))
+
+                return dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future().then(callback)
+
+            future = meeting(start, lambda: all_reduced(torch.ones(1)))
+            dist.barrier(self.gloo)
+            end(group)
+            assert self.rank != 0 or "the group is" in str(refused(RuntimeError, future.wait))
+            until("the threads of the group have ended", lambda: not (group._lane._thread and group._lane._thread.is_alive()))
 
     def check_compile(self):
         """A model with functional collectives, compiled: by the compiler of C++ where there is one."""

@@ -71,6 +71,25 @@ def way_ddp_bf16_hook():
     return trained(model)
 
 
+def way_ddp_powersgd_hook():
+    """torch's own hook, whose callbacks start collectives and wait for them. Each bucket has some, beside those of
+    the backward pass; gloo keeps no order between the two, so there the backward pass waits for each bucket."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    def in_turn(state, bucket):
+        future = powerSGD_hook(state, bucket)
+        future.wait()
+        return future
+
+    model = ddp(network())
+    # DDP makes its buckets anew after the first step, and the hook compresses from the third one on.
+    state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.1)
+    model.register_comm_hook(state, powerSGD_hook if dist.get_backend() == "pleach" else in_turn)
+    losses = trained(model) + trained(model) + trained(model)
+    assert 0 < state.compression_stats()[0] and len(state.error_dict) > 1, "buckets are compressed, and several"
+    return losses + [parameter.sum().item() for parameter in model.parameters()]
+
+
 def registered(model):
     """DDP whose buckets are in registered memory; over gloo, DDP without a hook."""
     if dist.get_backend() == "pleach":

@@ -35,6 +35,7 @@ GROUP_STARTS = [
     (2, ["partial_all_reduce", "a_rank_that_leaves_partial_rounds"]),
     (4, ["partial_all_reduce", "a_rank_that_leaves_partial_rounds"]),
     (2, ["compile"]),
+    (3, ["callbacks_that_wait"]),
 ]
 
 
@@ -80,6 +81,7 @@ def test_the_example_of_the_repository_learns():
 #: Of each list the ways of training of one start of ranks.
 WAYS = [
     ["ddp_bf16_hook", "ddp_no_sync", "ddp_unused_parameters", "ddp_join", "zero_redundancy_optimizer"],
+    ["ddp_powersgd_hook"],
     ["ddp_partial_hook", "ddp_registered_hook", "ddp_registered_views", "ddp_registered_views_of_unused_parameters"],
     ["dtensor", "tensor_parallel", "pipeline", "checkpoint"],
 ]
