@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +14,15 @@ from ._vector import ParameterVector
 
 
 class Buckets:
-    """Tells the trainer of buckets of the gradient during the backward pass."""
+    """Tells the trainer of buckets of the gradient during the backward pass.
 
-    def __init__(self, trainer: Any, vector: ParameterVector) -> None:
+    refuse: raises an exception for the parameter of this name, whose gradient is not finite.
+    """
+
+    def __init__(self, trainer: Any, vector: ParameterVector, refuse: Callable[[str], None]) -> None:
         self._trainer = trainer
         self._vector = vector
+        self._refuse = refuse
         buckets = trainer.buckets()
         #: By parameter: the buckets that have a part of it.
         self._of = [
@@ -50,6 +55,8 @@ class Buckets:
         self._has_come[number] = True
         with torch.no_grad():
             self._vector.take_gradient(place)
+            if not self._vector.has_finite_end(place):
+                self._refuse(place.name)
         for bucket in self._of[number]:
             self._missing[bucket] -= 1
             if self._missing[bucket] == 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from ._attachable import parameters_of
 from ._buckets import Buckets
 from ._buffers import over, own_group
 from ._comm import translating
-from ._errors import PleachSchemeError
+from ._errors import PleachError, PleachSchemeError
 from ._vector import ParameterVector
 
 #: The schemes that have parameters now.
@@ -210,7 +211,7 @@ class Scheme:
         if self._outer is not None:
             self._anchor = self._vector.flat.clone()
         if self._overlaps:
-            self._buckets = Buckets(self._trainer, self._vector)
+            self._buckets = Buckets(self._trainer, self._vector, functools.partial(self._expect_finite, what="gradient"))
 
     def _hash(self) -> int:
         """A hash of what must be the same on all ranks."""
@@ -240,6 +241,7 @@ class Scheme:
         """The last exchange; all ranks have the same parameters after it."""
         self._expect_right_places()
         self._vector.check()
+        self._expect_finite(self._vector.not_finite(), "parameter")
         with translating():
             is_exchanged = self._trainer.steps_alone > 0
             self._report = self._trainer.finish()
@@ -296,11 +298,17 @@ class Scheme:
                 loss = closure()
         self._vector.check_addresses()
         self._vector.expect_parameters(self._optimizer)
+        number = loss.item() if isinstance(loss, torch.Tensor) else float(loss or 0.0)
+        own_step = self._original
         if self._takes_gradients and (self._warms_up is False or self._steps < self._warmup):
             self._vector.take_gradients()
-        number = loss.item() if isinstance(loss, torch.Tensor) else float(loss or 0.0)
+            # The trainer refuses a loss that is not finite, and says so.
+            if self._buckets is None and math.isfinite(number):
+                self._expect_finite(self._vector.not_finite_in_step(self._steps, True), "gradient")
+        else:
+            own_step = self._finite_step
         with translating():
-            is_exchanged = self._trainer.update(self._original, number) == 0
+            is_exchanged = self._trainer.update(own_step, number) == 0
             self._steps += 1
         if self._buckets is not None:
             self._buckets.begin_step()
@@ -312,6 +320,33 @@ class Scheme:
             if self._optimizer_state != "keep" and self._steps > self._warmup:
                 self._treat_optimizer_state()
         return loss
+
+    def _finite_step(self) -> None:
+        """The optimizer's own step, before an exchange of parameters."""
+        self._original()
+        try:
+            self._expect_finite(self._vector.not_finite_in_step(self._steps, False), "parameter")
+        except PleachError:
+            # The exchange comes before the exception is raised, and one by windows does not look at the abort.
+            assert self._group is not None
+            self._group.abort()
+            with torch.no_grad():
+                self._vector.flat.nan_to_num_(0.0, 0.0, 0.0)
+            raise
+
+    def _expect_finite(self, name: str | None, what: str) -> None:
+        """Raises PleachError if a parameter of this name was found not to be finite, or its gradient."""
+        if name is None:
+            return
+        assert self._group is not None
+        rank = self._group.rank
+        subject = f"the gradient of {name}" if what == "gradient" else f"parameter {name}"
+        raise PleachError(
+            f"{subject} of rank {rank} is not finite in step {self._steps_before + self._steps}; lower the learning "
+            "rate, or clip gradients",
+            kind="loss",
+            rank=rank,
+        )
 
     def _step_outer(self) -> None:
         """Takes a step of the outer optimizer from the last anchor by what the steps since have changed."""

@@ -489,6 +489,64 @@ class Checks:
         error = refused(pt.PleachError, loop)
         assert error.rank == 3 and (error.kind == "loss" and "step 4" in str(error) if self.rank == 3 else error.kind == "aborted"), error
 
+    def check_numbers_that_are_not_finite_end_all_ranks(self):
+        """In a loop that tells the scheme no loss; the rank with the numbers is named, before it gives them to others."""
+        ways = [
+            lambda *of: pt.LocalSGD(*of, every=3),
+            lambda *of: pt.LocalSGD(*of, every=9, warmup_steps=9),
+            lambda *of: pt.Synchronous(*of),
+            lambda *of: pt.Synchronous(*of, bucket=64, overlap=True),
+            lambda *of: pt.DiLoCo(*of, every=3, outer_optimizer=torch.optim.SGD(of[0].parameters(), lr=1.0)),
+            lambda *of: pt.Gossip(*of),
+            lambda *of: pt.ElasticAveraging(*of, every=2),
+            lambda *of: pt.BoundedStaleness(*of),
+        ]
+        for number, make in enumerate(ways):
+            for value in (math.nan, math.inf):
+                model = model_of(0)
+                optimizer = sgd(model)
+
+                def loop():
+                    with make(model, optimizer):
+                        for step, batch in enumerate(batches(self.rank, 500)):
+                            if self.rank == 3 and step == 4:
+                                batch = (batch[0] * value, batch[1])
+                            train(model, optimizer, [batch])
+
+                error = refused(pt.PleachError, loop)
+                assert error.rank == 3, (number, error)
+                if self.rank == 3:
+                    assert error.kind == "loss" and "of rank 3 is not finite in step 4" in str(error), (number, error)
+                else:
+                    assert error.kind == "aborted" and flat(model).isfinite().all(), (number, error)
+                dist.barrier()
+        # A single element of many, at which each eighth step looks, and all ranks before the last exchange.
+        for steps in (0, 8):
+            model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(1000, 1, bias=False))
+            optimizer = sgd(model)
+
+            def loop():
+                with pt.LocalSGD(model, optimizer, every=100):
+                    with torch.no_grad():
+                        model[0].weight[700, 7] = math.nan if self.rank == 1 else 1
+                    for _ in range(steps):
+                        model[0].weight.grad = torch.zeros(1000, 1000)
+                        optimizer.step()
+                    assert steps == 0 or self.rank != 1, "found too late"
+
+            error = refused(pt.PleachError, loop)
+            assert error.rank == 1 and (self.rank != 1 or "parameter 0.weight of rank 1" in str(error)), error
+            dist.barrier()
+        # Finite elements of which the sum is infinite.
+        model = model_of(0)
+        torch.nn.init.constant_(model[0].weight, 1e37)
+        assert not flat(model).sum().isfinite()
+        optimizer = sgd(model)
+        with pt.LocalSGD(model, optimizer, every=3):
+            for _ in range(4):
+                model[1].weight.grad = torch.zeros_like(model[1].weight)
+                optimizer.step()
+
 
 def killed(scheme, victim):
     """The rank kills itself between two steps, and the others print the exception."""

@@ -27,6 +27,9 @@ STARTS = [
         "what_must_be_the_same_on_all_ranks",
         "a_loss_that_is_not_finite_ends_all_ranks",
     ],
+    [
+        "numbers_that_are_not_finite_end_all_ranks",
+    ],
 ]
 
 
