@@ -37,8 +37,8 @@ def parameters_of(model: Any, optimizer: Any) -> list[tuple[str, Any]]:
             )
         if parameter.device.type != "cpu":
             raise PleachUnsupported(
-                f"parameter {name} is on {parameter.device}, and schemes train parameters on the CPU; take "
-                "model.cpu(), or average gradients by DistributedDataParallel over another backend"
+                f"parameter {name} is on {parameter.device}, and the vectors that schemes exchange lie in memory of the "
+                "host; take model.cpu(), or average gradients by DistributedDataParallel over another backend"
             )
         if parameter.dtype != torch.float32:
             raise PleachUnsupported(

@@ -63,8 +63,8 @@ class DiLoCo(Scheme):
 
     outer_lr, outer_momentum: of the built-in outer optimizer, SGD with Nesterov momentum; 0.7 and 0.9. outer_optimizer:
     another one in its place, made of the model's parameters; each rank makes its step on the same numbers. fragments:
-    parts of the parameters that are exchanged in turn, each ``delay`` steps before its outer step, after which a rank
-    keeps the share ``mix`` of its own parameters (streaming DiLoCo). compress: how changes travel, "none", "bf16" or
+    the number of equal parts of the parameters that are exchanged in turn, each ``delay`` steps before its outer step,
+    after which a rank keeps the share ``mix`` of its own parameters (streaming DiLoCo); modules are not taken. compress: how changes travel, "none", "bf16" or
     "f8". These four are of the built-in outer optimizer. The other arguments are those of :func:`attach`.
     """
 
@@ -83,6 +83,11 @@ class DiLoCo(Scheme):
         compress: str = "none",
         **options: Any,
     ) -> None:
+        if isinstance(fragments, bool) or not isinstance(fragments, int):
+            raise PleachSchemeError(
+                f"fragments is {type(fragments).__name__}, and the parameters are divided into equal parts, not by "
+                "modules; give the number of parts, as fragments=2"
+            )
         streams = {"fragments": fragments, "delay": delay, "mix": mix, "compress": compress}
         if outer_optimizer is None:
             lr, momentum = 0.7 if outer_lr is None else outer_lr, 0.9 if outer_momentum is None else outer_momentum

@@ -371,6 +371,9 @@ class Checks:
         expect("exchange gradients in each step", lambda: pt.EagerSGD(model, optimizer, optimizer_state="reset"))
         expect("never exchange all together", lambda: pt.GridAveraging(model, optimizer, optimizer_state="average"))
         expect("of the built-in outer optimizer", lambda: pt.DiLoCo(model, optimizer, fragments=2, outer_optimizer=sgd(model)))
+        for modules in ([model[0], model[1]], model, True):
+            expect("give the number of parts", lambda: pt.DiLoCo(model, optimizer, fragments=modules))
+        expect("pleach train --scheme hybrid", lambda: pt.attach("hybrid", model, optimizer))
         expect("with direction=pull", lambda: pt.Gossip(model, optimizer, direction="push", reads="torn"))
         expect("give distance at least 3", lambda: pt.BoundedVersions(model, optimizer, distance=1))
         expect("there are average, local", lambda: pt.Gossip(model, optimizer, buffers="sum"))
@@ -386,6 +389,7 @@ class Checks:
         expect("evaluates the loss several times", lambda: pt.Gossip(model, lbfgs), pt.PleachUnsupported)
         double, meta = model_of(0).double(), model_of(0).to("meta")
         expect("take model.float()", lambda: pt.Gossip(double, sgd(double)), pt.PleachUnsupported)
+        expect("lie in memory of the host", lambda: pt.LocalSGD(meta, sgd(meta)), pt.PleachUnsupported)
         expect("take model.cpu()", lambda: pt.Gossip(meta, sgd(meta)), pt.PleachUnsupported)
         gloo = dist.new_group(backend="gloo")
         expect("is no group of pleach", lambda: pt.Gossip(model, optimizer, group=gloo), pt.PleachUnsupported)
