@@ -59,6 +59,12 @@ fn a_person_is_told_speeds_checks_and_accuracy_and_sees_no_bar_in_a_pipe() {
 fn what_was_typed_wrongly_is_one_line_and_status_2() {
     for (arguments, part) in [
         (&["--data", "/nonexistent"][..], "/nonexistent/t10k-images-idx3-ubyte"),
+        (&["--data", "synthetic:x", "--scheme", "sync"], "as synthetic:7"),
+        (&["--data", "synthetic"], "give --scheme"),
+        (&["--data", "synthetic", "--elastic", "--scheme", "sync"], "no --elastic"),
+        (&["--data", "synthetic", "--scheme", "sync", "--pool", "2"], "leave --pool away"),
+        (&["--pool", "3"], "images of 8×8"),
+        (&["--pool", "0"], "--pool"),
         (&["--fabric", "carrier-pigeon"], "there are shm tcp shm+tcp verbs shm+verbs auto"),
         (&["--ranks", "0"], "--ranks 0"),
         (&["--epochs", "0"], "--epochs"),
@@ -193,6 +199,32 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
             assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
         }
     }
+}
+
+#[test]
+fn ranks_learn_what_a_random_network_says_of_endless_images_and_read_pooled_digits() {
+    let last = |arguments: &[&str]| {
+        let output = train(&[&["--json", "--scheme", "sync"], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout).lines().last().expect("prints").to_owned()
+    };
+    let steps = ["--ranks", "2", "--steps", "300"];
+    let real = |data: &str| number(&last(&[&steps[..], &["--data", data]].concat()), "test_accuracy");
+    let simulated = |data: &str, steps: &str| last(&["--simulate", "2", "--steps", steps, "--data", data]);
+    let trained = simulated("synthetic", "300");
+    assert!(number(&trained, "test_accuracy") > 0.6, "{trained}");
+    assert!(number(&simulated("synthetic", "1"), "test_accuracy") < 0.3);
+    assert_eq!(field(&simulated("synthetic:42", "300"), "hash"), field(&trained, "hash"));
+    let other = simulated("synthetic:43", "300");
+    assert!(number(&other, "test_accuracy") > 0.6 && field(&other, "hash") != field(&trained, "hash"));
+    assert_eq!(real("synthetic"), number(&trained, "test_accuracy"), "real ranks see the same images");
+    // 2,048 images are a pass.
+    let pass = last(&["--simulate", "2", "--epochs", "1", "--data", "synthetic"]);
+    assert_eq!(field(&pass, "steps"), "64");
+    let pooled = last(&["--pool", "2"]);
+    assert!(number(&pooled, "test_accuracy") > 0.85, "{pooled}");
+    let bytes = number(&last(&["--simulate", "2", "--steps", "10", "--pool", "2"]), "bytes_per_rank");
+    assert_eq!(bytes, f64::from(10 * 4 * (17 * 64 + 65 * 10)), "16 pixels are left");
 }
 
 #[test]

@@ -23,13 +23,45 @@ pub(crate) struct Digits {
     /// From 0 (paper) to 1 (ink), image after image.
     pixels: Vec<f32>,
     labels: Vec<u8>,
-    image_pixels: usize,
+    rows: usize,
+    columns: usize,
 }
 
 impl Digits {
+    /// Images of so many rows and columns, with a label each.
+    ///
+    /// # Panics
+    ///
+    /// There are more or fewer pixels, or a label is no digit.
+    pub(crate) fn new(pixels: Vec<f32>, labels: Vec<u8>, [rows, columns]: [usize; 2]) -> Self {
+        assert_eq!(pixels.len(), labels.len() * rows * columns, "an image for each label");
+        assert!(labels.iter().all(|label| usize::from(*label) < CLASSES), "labels are digits");
+        Self { pixels, labels, rows, columns }
+    }
+
     /// Pixels of one image.
     pub(crate) fn image_pixels(&self) -> usize {
-        self.image_pixels
+        self.rows * self.columns
+    }
+
+    /// The images with each square of `pool` times `pool` pixels averaged; `None` where an image is
+    /// not made of such squares.
+    pub(crate) fn pooled(&self, pool: usize) -> Option<Self> {
+        if pool == 0 || !self.rows.is_multiple_of(pool) || !self.columns.is_multiple_of(pool) {
+            return None;
+        }
+        let [rows, columns] = [self.rows / pool, self.columns / pool];
+        let mut pixels = Vec::with_capacity(self.len() * rows * columns);
+        for image in (0..self.len()).map(|index| self.image(index)) {
+            for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+                let square = (0..pool).flat_map(|down| (0..pool).map(move |right| (down, right)));
+                let sum: f32 = square
+                    .map(|(down, right)| image[(row * pool + down) * self.columns + column * pool + right])
+                    .sum();
+                pixels.push(sum / (pool * pool) as f32);
+            }
+        }
+        Some(Self { pixels, labels: self.labels.clone(), rows, columns })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -37,7 +69,7 @@ impl Digits {
     }
 
     pub(crate) fn image(&self, index: usize) -> &[f32] {
-        &self.pixels[index * self.image_pixels..][..self.image_pixels]
+        &self.pixels[index * self.image_pixels()..][..self.image_pixels()]
     }
 
     pub(crate) fn label(&self, index: usize) -> usize {
@@ -66,7 +98,7 @@ impl Digits {
             pixels.extend_from_slice(self.image(index));
             labels.push(self.labels[index]);
         }
-        Self { pixels, labels, image_pixels: self.image_pixels }
+        Self { pixels, labels, ..*self }
     }
 }
 
@@ -88,6 +120,10 @@ pub(crate) enum DataError {
     Broken { path: PathBuf, defect: Defect },
     #[error("files do not belong together: {} ({left}, but {right}); fetch them again", .path.display())]
     Unequal { path: PathBuf, left: String, right: String },
+    #[error(
+        "no squares of {pool}×{pool} pixels: images of {rows}×{columns} are not made of them; give --pool a divisor of both"
+    )]
+    Squares { pool: usize, rows: usize, columns: usize },
 }
 
 /// An error in a file.
@@ -133,6 +169,15 @@ impl DataSet {
             return Err(DataError::Unequal { path: folder.to_owned(), left, right });
         }
         Ok(Self { train, test: held_out })
+    }
+
+    /// All images with each square of `pool` times `pool` pixels averaged.
+    pub(crate) fn pooled(&self, pool: usize) -> Result<Self, DataError> {
+        let pooled = |digits: &Digits| {
+            let Digits { rows, columns, .. } = *digits;
+            digits.pooled(pool).ok_or(DataError::Squares { pool, rows, columns })
+        };
+        Ok(Self { train: pooled(&self.train)?, test: pooled(&self.test)? })
     }
 }
 
@@ -220,5 +265,5 @@ fn digits(
     // 16 or 255, whatever the blackest is.
     let ink = f32::from(pixels.iter().copied().max().unwrap_or(0).max(1));
     let pixels = pixels.iter().map(|&value| f32::from(value) / ink).collect();
-    Ok(Digits { pixels, labels, image_pixels: rows * columns })
+    Ok(Digits::new(pixels, labels, [rows, columns]))
 }

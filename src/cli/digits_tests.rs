@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use super::digits::{DataError, DataSet, Defect};
+use super::digits::{DataError, DataSet, Defect, Digits};
 
 #[test]
 fn the_built_in_digits_are_all_there_and_a_fifth_is_held_out() {
@@ -115,4 +115,18 @@ fn files_that_lie_are_refused_without_believing_their_sizes() {
     std::fs::remove_file(folder.0.join("t10k-labels-idx1-ubyte")).expect("is there");
     folder.write("t10k-labels-idx1-ubyte.gz", b"not gzipped at all");
     assert!(matches!(DataSet::from_folder(&folder.0), Err(DataError::Unreadable { .. })));
+}
+
+#[test]
+fn squares_of_pixels_are_averaged_and_an_image_that_has_none_is_refused() {
+    // Two images of two rows and four columns.
+    let pixels = (0..16_u8).map(f32::from).collect();
+    let digits = Digits::new(pixels, vec![3, 7], [2, 4]);
+    let pooled = digits.pooled(2).expect("has squares");
+    assert_eq!((pooled.image(0), pooled.image(1)), (&[2.5, 4.5][..], &[10.5, 12.5][..]));
+    assert_eq!((pooled.label(0), pooled.label(1), pooled.image_pixels()), (3, 7, 2));
+    assert_eq!(digits.pooled(1).expect("has squares").image(1), digits.image(1));
+    assert!(digits.pooled(4).is_none() && digits.pooled(0).is_none());
+    let message = DataSet::built_in().expect("is whole").pooled(3).expect_err("3 is no divisor").to_string();
+    assert!(message.contains("3×3") && message.contains("8×8"), "{message}");
 }

@@ -16,6 +16,7 @@ use std::ops::DerefMut;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::TypedValueParser as _;
 use pleach::partial::{Activation, Divisor, Late};
 use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
@@ -26,18 +27,20 @@ use pleach_vocabulary::digest::Hasher64;
 use pleach_vocabulary::random::Random;
 use serde_json::json;
 
-use crate::cli::digits::{DataSet, Digits};
+use crate::cli::digits::Digits;
 use crate::cli::launch::{Bind, WorldArguments, rank_or_launch};
 use crate::cli::metrics::MetricsAddress;
 use crate::cli::output::rounded;
 use crate::cli::skew::Skew;
 use crate::cli::{CommandError, progress};
 use computing::ComputingSource;
+use data::DataSource;
 use network::{Model, Network};
 use until::{Sweep, Until};
 
 mod computing;
 mod curves;
+mod data;
 mod elastic;
 mod exact;
 mod hybrid;
@@ -74,7 +77,7 @@ const BY_SCHEME: &str = "by scheme";
 #[command(
     allow_negative_numbers = true,
     group(clap::ArgGroup::new(BY_SCHEME).args(["scheme", "partial"])),
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --elastic --chaos\n  pleach train --elastic=2:4 --fabric tcp\n  pleach train --elastic --chaos --exact\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --simulate 16 --scheme gossip --faults freeze,rank-death\n  pleach train --simulate 16 --scheme sync --fidelity engine\n  pleach train --schemes"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --elastic --chaos\n  pleach train --elastic=2:4 --fabric tcp\n  pleach train --elastic --chaos --exact\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --simulate 16 --scheme gossip --faults freeze,rank-death\n  pleach train --simulate 16 --scheme sync --fidelity engine\n  pleach train --simulate 16 --scheme sync --data synthetic:7\n  pleach train --schemes"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -83,9 +86,17 @@ pub(crate) struct Arguments {
     /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value_t)]
     fabric: FabricChoice,
-    /// A folder with the files of MNIST, instead of the built-in digits
-    #[arg(long, value_name = "DIR")]
-    data: Option<PathBuf>,
+    /// A folder with the files of MNIST, instead of the built-in digits; or, with --scheme, endless
+    /// images that a fixed random network has labelled
+    #[arg(
+        long,
+        value_name = "DIR|synthetic[:SEED]",
+        value_parser = clap::builder::PathBufValueParser::new().try_map(DataSource::parse),
+    )]
+    data: Option<DataSource>,
+    /// Average squares of K×K pixels
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+    pool: Option<u32>,
     /// How many times the training passes over all images
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
@@ -201,15 +212,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
     let schemes = arguments.schemes()?;
     arguments.keeping.check(&schemes)?;
-    let data = match &arguments.data {
-        Some(folder) => DataSet::from_folder(folder).map_err(CommandError::usage)?,
-        None => DataSet::built_in().map_err(CommandError::failed)?,
-    };
+    let (data, endless) = data::read(arguments.data.as_ref(), arguments.pool)?;
+    let endless = endless.as_ref();
+    let passes =
+        arguments.elastic.bounds().is_some() || arguments.simulate.is_none() && arguments.scheme.is_empty();
+    if passes && endless.is_some() {
+        return Err(CommandError::typed(
+            "no pass over all images: there is no end of synthetic ones; give --scheme, and no --elastic",
+        ));
+    }
     if let Some(bounds) = arguments.elastic.bounds() {
         return elastic::run(arguments, bounds, &schemes, &data);
     }
     if let Some(ranks) = arguments.simulate {
-        return simulated::run(arguments, &schemes, ranks, &data);
+        return simulated::run(arguments, &schemes, ranks, (&data, endless));
     }
     let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS, arguments.bind)?
     else {
@@ -220,7 +236,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;
     if !schemes.is_empty() {
-        return scheme::run(arguments, &schemes, group, &data);
+        return scheme::run(arguments, &schemes, group, (&data, endless));
     }
     let (rank, ranks) = (group.rank() as usize, group.world_size() as usize);
 
@@ -492,6 +508,7 @@ mod tests {
     use clap::Args;
 
     use super::*;
+    use crate::cli::digits::DataSet;
 
     #[test]
     fn sums_are_divided_as_the_activation_says_and_never_by_nothing() {

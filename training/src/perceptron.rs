@@ -124,13 +124,24 @@ impl Perceptron {
         for (input, class) in samples {
             self.forward(parameters, input, &mut outputs);
             let said = &outputs[self.layers.len() - 1];
-            let best = (0..said.len()).max_by(|&a, &b| said[a].total_cmp(&said[b]));
-            right += usize::from(best == Some(class));
+            right += usize::from(likeliest(said) == Some(class));
             loss += f64::from(cross_entropy(said[class]));
             all += 1;
         }
         let all = f64::from(all);
         Reading { loss: loss / all, accuracy: right as f64 / all }
+    }
+
+    /// The likeliest class of a sample with these inputs.
+    ///
+    /// # Panics
+    ///
+    /// There are fewer parameters than the network has, or it has no classes.
+    #[must_use]
+    pub fn class(&self, parameters: &[f32], input: &[f32]) -> usize {
+        let mut outputs = self.outputs();
+        self.forward(parameters, input, &mut outputs);
+        outputs.last().and_then(|said| likeliest(said)).expect("a network has classes")
     }
 
     /// Room for the outputs of all layers.
@@ -311,6 +322,11 @@ impl Passes<'_> {
         }
         self.error = errors;
     }
+}
+
+/// The class of the largest probability.
+fn likeliest(said: &[f32]) -> Option<usize> {
+    (0..said.len()).max_by(|&a, &b| said[a].total_cmp(&said[b]))
 }
 
 /// A number from -1 to 1.

@@ -34,22 +34,8 @@ pub(crate) struct Data {
 }
 
 impl Images {
-    /// The images, with each square of `pool` times `pool` pixels averaged.
-    fn pooled(digits: &Digits, pool: usize) -> Self {
-        let side = digits.image_pixels().isqrt();
-        let pooled_side = side / pool;
-        let mut pixels = Vec::new();
-        for image in (0..digits.len()).map(|index| digits.image(index)) {
-            for (row, column) in
-                (0..pooled_side).flat_map(|row| (0..pooled_side).map(move |column| (row, column)))
-            {
-                let square = (0..pool).flat_map(|down| (0..pool).map(move |right| (down, right)));
-                let sum: f32 = square
-                    .map(|(down, right)| image[(row * pool + down) * side + column * pool + right])
-                    .sum();
-                pixels.push(sum / (pool * pool) as f32);
-            }
-        }
+    fn of(digits: &Digits) -> Self {
+        let pixels = digits.samples().flat_map(|(image, _)| image).copied().collect();
         Self { pixels, labels: (0..digits.len()).map(|index| digits.label(index)).collect() }
     }
 
@@ -66,8 +52,8 @@ impl Images {
 }
 
 impl Data {
-    fn new(name: &'static str, all: &DataSet, pool: usize) -> Self {
-        let [learned, test] = [&all.train, &all.test].map(|digits| Images::pooled(digits, pool));
+    fn new(name: &'static str, all: &DataSet) -> Self {
+        let [learned, test] = [&all.train, &all.test].map(Images::of);
         let image_pixels = learned.sample(0).0.len();
         Self { name, learned, test, image_pixels }
     }
@@ -75,13 +61,13 @@ impl Data {
     /// The built-in digits.
     pub(crate) fn digits() -> Result<Self, String> {
         let all = DataSet::built_in().map_err(|error| error.to_string())?;
-        Ok(Self::new("digits", &all, 1))
+        Ok(Self::new("digits", &all))
     }
 
     /// MNIST from a folder.
     pub(crate) fn mnist(folder: &Path) -> Result<Self, String> {
-        let all = DataSet::from_folder(folder).map_err(|error| error.to_string())?;
-        Ok(Self::new("MNIST", &all, MNIST_POOL))
+        let all = DataSet::from_folder(folder).and_then(|all| all.pooled(MNIST_POOL));
+        Ok(Self::new("MNIST", &all.map_err(|error| error.to_string())?))
     }
 
     /// Pixels of an image, and classes.

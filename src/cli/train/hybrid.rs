@@ -50,7 +50,8 @@ pub(crate) fn train(
         let Some(mut step) = trainer.step().map_err(CommandError::failed)? else { break };
         let number = step.number();
         let (shard, gradient) = step.vectors().map_err(CommandError::failed)?;
-        let loss = hybrid.gradient(shard, &mut reader.samples(rank, number), gradient).map_err(failed)?;
+        let batch = reader.batch(rank, number);
+        let loss = hybrid.gradient(shard, &mut batch.samples(), gradient).map_err(failed)?;
         arguments.skew.sleep(rank, ranks, number);
         step.update(|shard, gradient| lock(&sgd).step(shard, gradient), loss)
             .map_err(CommandError::failed)?;

@@ -3,10 +3,11 @@
 use std::hash::Hasher as _;
 
 use pleach::Rank;
-use pleach_training::{Layout, Learner, Passes, Perceptron, Reading, Sample, Scheme};
+use pleach_training::{Layout, Learner, Perceptron, Reading, Sample, Scheme};
 use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
+use super::data::Synthetic;
 use super::network::{LEARNING_RATE, MOMENTUM, Model};
 use super::{BY_SCHEME, SEED};
 use crate::cli::CommandError;
@@ -108,20 +109,42 @@ impl TrainingArguments {
     }
 }
 
-/// The network, and the batches of all ranks: drawn with replacement from all images, by the seed,
-/// the rank and the step alone.
+/// The network, and the batches of all ranks: drawn with replacement from all images, or new ones
+/// where there is no end of them, by the seed, the rank and the step alone.
 #[derive(Debug)]
 pub(crate) struct DigitReader<'a> {
     network: Perceptron,
     digits: &'a Digits,
+    endless: Option<&'a Synthetic>,
     batch: u32,
     seed: u64,
+}
+
+/// The images of a rank in a step.
+pub(crate) enum Batch<'a> {
+    Of(Vec<Sample<'a>>),
+    Drawn(Digits),
+}
+
+impl Batch<'_> {
+    /// The images with their labels.
+    pub(crate) fn samples(&self) -> Box<dyn Iterator<Item = Sample<'_>> + '_> {
+        match self {
+            Self::Of(samples) => Box::new(samples.iter().copied()),
+            Self::Drawn(digits) => Box::new(digits.samples()),
+        }
+    }
 }
 
 impl<'a> DigitReader<'a> {
     pub(crate) fn new(digits: &'a Digits, model: &Model, arguments: &TrainingArguments) -> Self {
         let network = model.network(digits);
-        Self { network, digits, batch: arguments.batch, seed: arguments.seed }
+        Self { network, digits, endless: None, batch: arguments.batch, seed: arguments.seed }
+    }
+
+    /// The same with new images in each batch, if there are any.
+    pub(crate) fn with_endless(self, endless: Option<&'a Synthetic>) -> Self {
+        Self { endless, ..self }
     }
 
     /// The same with another seed.
@@ -135,14 +158,13 @@ impl<'a> DigitReader<'a> {
     }
 
     /// The batch of a rank in a step.
-    pub(crate) fn samples(&self, rank: Rank, step: u64) -> impl Iterator<Item = Sample<'_>> {
+    pub(crate) fn batch(&self, rank: Rank, step: u64) -> Batch<'_> {
+        if let Some(synthetic) = self.endless {
+            return Batch::Drawn(synthetic.batch(self.seed, rank, step, self.batch as usize));
+        }
         let mut random = Random::new(chain(hash_of_pair(self.seed, rank.into()), step));
-        (0..self.batch).map(move |_| self.digits.sample(random.index(self.digits.len())))
-    }
-
-    /// The passes of the batch of a rank in a step.
-    pub(crate) fn passes(&self, rank: Rank, step: u64) -> Passes<'_> {
-        self.network.passes(&mut self.samples(rank, step))
+        let drawn = (0..self.batch).map(|_| self.digits.sample(random.index(self.digits.len())));
+        Batch::Of(drawn.collect())
     }
 
     /// By what slopes and losses of the samples of a batch are multiplied.
@@ -150,7 +172,7 @@ impl<'a> DigitReader<'a> {
         1.0 / self.batch as f32
     }
 
-    /// The number of images to learn from.
+    /// The number of images to learn from; where there is no end of them, those of a pass.
     pub(crate) fn images(&self) -> usize {
         self.digits.len()
     }
@@ -181,8 +203,8 @@ impl Learner for DigitReader<'_> {
     }
 
     fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
-        let mut samples = self.samples(rank, step);
-        self.network.gradient(parameters, &mut samples, self.scale(), gradient)
+        let batch = self.batch(rank, step);
+        self.network.gradient(parameters, &mut batch.samples(), self.scale(), gradient)
     }
 }
 

@@ -12,6 +12,7 @@ use pleach_training::{Learner as _, Scheme, Sgd, TrainError, Trained, Trainer};
 use serde_json::json;
 
 use super::computing::record;
+use super::data::Synthetic;
 use super::hybrid;
 use super::learner::DigitReader;
 use super::{Arguments, train_alone};
@@ -40,9 +41,9 @@ pub(crate) fn run(
     arguments: &Arguments,
     schemes: &[Scheme],
     group: Group,
-    data: &DataSet,
+    (data, endless): (&DataSet, Option<&Synthetic>),
 ) -> Result<(), CommandError> {
-    let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training);
+    let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training).with_endless(endless);
     let (mut broken, mut by_rounds) = (None, None);
     for scheme in schemes {
         let optimizer = arguments.training.optimizer(scheme, group.world_size())?;
@@ -145,7 +146,8 @@ fn train(
             computed += clock::now() - begun;
         };
         let buckets: Vec<Range<usize>> = step.buckets().to_vec();
-        let mut passes = reader.passes(rank, number);
+        let batch = reader.batch(rank, number);
+        let mut passes = reader.network().passes(&mut batch.samples());
         // The first layers are in the last bucket.
         for (bucket, piece) in buckets.iter().enumerate().rev() {
             whole[piece.clone()].copy_from_slice(step.parameters(bucket)?);

@@ -15,6 +15,7 @@ use pleach_training::{Learner, Reading, Scheme};
 use serde_json::json;
 
 use super::curves::{self, Curve};
+use super::data::Synthetic;
 use super::learner::DigitReader;
 use super::scheme::bins;
 use super::until::Until;
@@ -52,6 +53,7 @@ struct Run {
 struct Runs<'a> {
     arguments: &'a Arguments,
     data: &'a DataSet,
+    endless: Option<&'a Synthetic>,
     ranks: u32,
     steps: u64,
     /// Computing times, where they are not drawn.
@@ -67,7 +69,7 @@ pub(crate) fn run(
     arguments: &Arguments,
     schemes: &[Scheme],
     ranks: u32,
-    data: &DataSet,
+    (data, endless): (&DataSet, Option<&Synthetic>),
 ) -> Result<(), CommandError> {
     let (source, wiring) = links(arguments, ranks)?;
     let training = &arguments.training;
@@ -91,7 +93,7 @@ pub(crate) fn run(
     );
     let recorded = arguments.compute.recorded().map_err(CommandError::usage)?;
     let prices = Prices::new(wiring.clone());
-    let mut runs = Runs { arguments, data, ranks, steps, recorded, source, wiring, prices };
+    let mut runs = Runs { arguments, data, endless, ranks, steps, recorded, source, wiring, prices };
     let (mut all, mut drawn) = (Vec::new(), Vec::new());
     for scheme in schemes {
         let swept = match &arguments.sweep {
@@ -207,7 +209,7 @@ impl Runs<'_> {
             return Ok(rate);
         }
         let (learned, chosen_by) = self.data.train.validation();
-        let reader = DigitReader::new(&learned, &self.arguments.model, training);
+        let reader = DigitReader::new(&learned, &self.arguments.model, training).with_endless(self.endless);
         let mut best: Option<(f64, f32)> = None;
         for rate in rates {
             let settings = self.settings(training.seed, (rate, training.momentum(scheme)?));
@@ -229,7 +231,9 @@ impl Runs<'_> {
     fn run(&mut self, scheme: &Scheme, seed: u64, rate: f32, curve: &mut Curve) -> Result<Run, CommandError> {
         let (arguments, data) = (self.arguments, self.data);
         let settings = self.settings(seed, (rate, arguments.training.momentum(scheme)?));
-        let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training).with_seed(seed);
+        let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training)
+            .with_endless(self.endless)
+            .with_seed(seed);
         let mut target = None;
         let simulated = self.train(&reader, scheme, &settings, &mut |observed| {
             let is_target = matches!(arguments.until, Some(Until::Accuracy(_) | Until::Loss(_)));
