@@ -444,9 +444,38 @@ fn a_simulation_ends_when_what_was_asked_for_is_reached() {
     let loss = simulate("loss=0.4");
     assert!(number(&loss, "test_loss") <= 0.4 && number(&loss, "time_to_target_s") > 0.0, "{loss}");
     let time = simulate("time=500ms");
-    assert!((0.5..0.53).contains(&number(&time, "virtual_s")), "{time}");
-    assert_eq!(field(&time, "time_to_target_s"), "null");
+    assert_eq!((field(&time, "virtual_s"), field(&time, "time_to_target_s")), ("0.5", "null"), "{time}");
     assert_eq!(field(&simulate("steps=7"), "steps"), "7");
+}
+
+#[test]
+fn a_simulation_that_ends_by_time_does_so_wherever_its_ranks_are_and_is_looked_at_a_bounded_number_of_times()
+{
+    let folder = Folder::new("until-time");
+    let drawn = folder.path("drawn");
+    let run = |arguments: &[&str]| {
+        let common = ["--simulate", "4", "--scheme", "sync", "--until", "time=1s", "--json"];
+        let output = train(&[&common[..], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    // Rank 1 takes 10 s for a step, so rank 0 waits for it in its second one.
+    let slow = run(&["--compute", "10ms,straggler=1:1000"]);
+    assert_eq!((field(&slow, "virtual_s"), field(&slow, "steps")), ("1.0", "1"), "{slow}");
+    let engine = run(&["--compute", "10ms,straggler=1:1000", "--fidelity", "engine"]);
+    assert_eq!((field(&engine, "virtual_s"), field(&engine, "steps")), ("1.0", "1"), "{engine}");
+    let ended = run(&["--steps", "3"]);
+    assert!(number(&ended, "virtual_s") < 0.1 && field(&ended, "steps") == "3", "{ended}");
+    // Rank 0 makes 1,000 steps or so.
+    let quick = run(&["--compute", "1ms", "--curves", &drawn]);
+    assert!(field(&quick, "virtual_s") == "1.0" && number(&quick, "steps") > 400.0, "{quick}");
+    let table = std::fs::read_to_string(std::path::Path::new(&drawn).join("curves.csv")).expect("is written");
+    let times: Vec<f64> = table
+        .lines()
+        .skip(1)
+        .map(|row| row.split(',').nth(1).expect("is there").parse().expect("a number"))
+        .collect();
+    assert!((40..=51).contains(&times.len()) && times.last() == Some(&1.0), "{times:?}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::cli::output::{print, print_json, put, rounded};
 pub(crate) const RANKS_MAX: u32 = 1024;
 
 /// Points of a curve, besides the last.
-const POINTS: u64 = 50;
+const POINTS: u32 = 50;
 
 /// Observations for `--until`, at most.
 const LOOKS: u64 = 200;
@@ -143,7 +143,7 @@ impl Runs<'_> {
         let observed_every = match self.arguments.until {
             Some(Until::Time(_)) => 1,
             Some(Until::Accuracy(_) | Until::Loss(_)) => steps.div_ceil(LOOKS),
-            _ if self.arguments.curves.is_some() => steps.div_ceil(POINTS),
+            _ if self.arguments.curves.is_some() => steps.div_ceil(POINTS.into()),
             _ => steps,
         };
         let computing = self.arguments.compute.drawn();
@@ -161,6 +161,10 @@ impl Runs<'_> {
         let simulation = match &self.recorded {
             Some(times) => simulation.with_times(times.clone()),
             None => simulation,
+        };
+        let simulation = match self.arguments.until {
+            Some(Until::Time(end)) => simulation.until(end, POINTS),
+            _ => simulation,
         };
         match (&self.wiring, self.arguments.fidelity) {
             (Some(wiring), Fidelity::Engine) => {
@@ -213,9 +217,7 @@ impl Runs<'_> {
         let mut best: Option<(f64, f32)> = None;
         for rate in rates {
             let settings = self.settings(training.seed, (rate, training.momentum(scheme)?));
-            let arguments = self.arguments;
-            let mut watch = |observed: &Observation<'_>| arguments.is_late(observed.time);
-            let loss = match self.train(&reader, scheme, &settings, &mut watch)? {
+            let loss = match self.train(&reader, scheme, &settings, &mut |_| ControlFlow::Continue(()))? {
                 Ok(simulated) => reader.reading(&simulated.parameters, &chosen_by).loss,
                 // Too large a rate is what a choice is for.
                 Err(SimulationError::Loss { .. }) => f64::INFINITY,
@@ -250,7 +252,7 @@ impl Runs<'_> {
                     return ControlFlow::Break(());
                 }
             }
-            arguments.is_late(observed.time)
+            ControlFlow::Continue(())
         })?;
         self.prices
             .verdict()
@@ -259,16 +261,6 @@ impl Runs<'_> {
         let reading = reader.reading(&simulated.parameters, &data.test);
         let loss_before = reader.reading(&reader.initial(), &data.test).loss;
         Ok(Run { scheme: *scheme, settings, simulated, reading, loss_before, target })
-    }
-}
-
-impl Arguments {
-    /// Breaks off when the time is over.
-    fn is_late(&self, time: Duration) -> ControlFlow<()> {
-        match self.until {
-            Some(Until::Time(limit)) if time >= limit => ControlFlow::Break(()),
-            _ => ControlFlow::Continue(()),
-        }
     }
 }
 

@@ -38,10 +38,9 @@ use std::time::Duration;
 
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
-use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::{CheckpointError, RankState};
-use crate::interpreter::{Plan, Request, Staleness, digest};
+use crate::interpreter::{Plan, Request};
 use crate::layout::Bucket;
 use crate::learner::Learner;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
@@ -162,6 +161,11 @@ pub struct Simulation<'a, L> {
     begins_with: Event,
     /// The step before which ranks come to rest.
     pauses_at: Option<u64>,
+    /// When it is broken off.
+    ends_at: Option<Nanos>,
+    /// When rank 0 may be observed again, and how much later the next time.
+    observed_from: Nanos,
+    observed_apart: Duration,
 }
 
 impl<'a, L: Learner> Simulation<'a, L> {
@@ -200,6 +204,14 @@ impl<'a, L: Learner> Simulation<'a, L> {
     #[must_use]
     pub fn with_faults(self, faults: &Faults) -> Self {
         Self { faults: faults.clone(), ..self }
+    }
+
+    /// The same ranks, broken off by [`Simulation::run_until`] after so much virtual time, wherever
+    /// they are then. Until then they are observed at most so often, and not before
+    /// [`Settings::observed_every`] says; and once more at the end.
+    #[must_use]
+    pub fn until(self, end: Duration, observations: u32) -> Self {
+        Self { ends_at: Some(Nanos::ZERO + end), observed_apart: end / observations.max(1), ..self }
     }
 
     /// The same ranks, each with an engine, which carries its exchanges out over wires that
@@ -295,6 +307,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
             is_observed: false,
             begins_with: Event::Start,
             pauses_at: None,
+            ends_at: None,
+            observed_from: Nanos::ZERO,
+            observed_apart: Duration::ZERO,
         })
     }
 
@@ -423,6 +438,11 @@ impl<'a, L: Learner> Simulation<'a, L> {
             if self.engines_go_on(network)? {
                 continue;
             }
+            if let Some(end) = self.ends_at.filter(|end| self.is_over(*end)) {
+                self.now = end;
+                let _ = self.observe(observe);
+                return Ok(ControlFlow::Break(()));
+            }
             let Some((now, happening)) = self.happenings.take() else { break };
             self.now = now;
             match happening {
@@ -495,14 +515,15 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         let (next, now) = (self.happenings.next_at(), self.now);
         let Some(engines) = self.engines.as_mut().filter(|_| !heard) else { return Ok(heard) };
-        if next.is_some_and(|at| at <= now) || (next.is_none() && engines.are_idle()) {
+        let is_due = next.into_iter().chain(self.ends_at).any(|at| at <= now);
+        if is_due || (next.is_none() && engines.are_idle()) {
             return Ok(false);
         }
         let awaited = engines.awaited().filter(|_| next.is_none());
         if let Some((number, missing)) = awaited.filter(|(_, rank)| !self.ranks[*rank as usize].is_lost()) {
             return Err(SimulationError::Stuck { number, missing });
         }
-        let has_advanced = engines.advance(next);
+        let has_advanced = engines.advance(next.into_iter().chain(self.ends_at).min());
         self.now = engines.now();
         if has_advanced { Ok(true) } else { Err(self.because_of_loss(self.standstill())) }
     }
@@ -518,6 +539,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 SimulationError::Engine { rank: 0, cause }
             }
         }
+    }
+
+    /// Whether whatever happens next does so behind this instant, to which engines have come.
+    fn is_over(&self, end: Nanos) -> bool {
+        let engines_go_on = || self.engines.as_ref().is_some_and(|engines| !engines.are_idle());
+        self.happenings.next_at().map_or_else(engines_go_on, |at| at > end)
     }
 
     /// What engines found, or that a rank has ended, if that is why.
@@ -537,12 +564,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
 
     /// The rank that has ended, and the step before which it did.
     fn lost(&self) -> Option<(Rank, u64)> {
-        self.ranks.iter().find(|rank| rank.is_lost()).map(|rank| (rank.number(), rank.step()))
+        report::lost(&self.ranks)
     }
 
     /// All ranks but one that has ended.
     fn survivors(&self) -> impl Iterator<Item = &SimulatedRank> {
-        self.ranks.iter().filter(|rank| !rank.is_lost())
+        report::survivors(&self.ranks)
     }
 
     /// Checks that all ranks are done; where one has ended, that the others have made all their
@@ -829,7 +856,11 @@ impl<'a, L: Learner> Simulation<'a, L> {
     /// backward pass then.
     fn pass_backward(&mut self, rank: Rank, begin: Nanos) {
         let step = self.ranks[rank as usize].step();
-        self.is_observed |= rank == 0 && step.is_multiple_of(self.settings.observed_every.max(1));
+        let is_observed = rank == 0 && step.is_multiple_of(self.settings.observed_every.max(1));
+        if is_observed && self.now >= self.observed_from {
+            self.is_observed = true;
+            self.observed_from = self.now + self.observed_apart;
+        }
         self.ranks[rank as usize].begin_backward(begin);
         for bucket in 0..self.ranks[rank as usize].buckets() {
             let at = self.ranks[rank as usize].ready_at(begin, bucket);
@@ -926,64 +957,18 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Ok(())
     }
 
-    /// The mean of all ranks' parameters.
-    fn mean(&mut self) -> Vec<f32> {
-        let all = 0..self.parameters;
-        let mut sum = vec![0.0_f64; all.len()];
-        for rank in self.ranks.iter_mut().filter(|rank| !rank.is_lost()) {
-            let parameters = rank.piece(Vector::Parameters, &all);
-            sum.iter_mut().zip(parameters).for_each(|(sum, element)| *sum += f64::from(*element));
-        }
-        let ranks = self.survivors().count() as f64;
-        sum.into_iter().map(|sum| (sum / ranks) as f32).collect()
-    }
-
     fn observe(&mut self, observe: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>) -> ControlFlow<()> {
-        let parameters = self.mean();
+        let parameters = report::mean(&mut self.ranks, self.parameters);
         observe(&Observation {
             time: self.now.since(Nanos::ZERO),
             step: self.ranks[0].step(),
             parameters: &parameters,
-            staleness: self.staleness_mean(),
-            wait_share: self.wait_share(),
+            staleness: report::staleness_mean(&self.ranks),
+            wait_share: report::wait_share(&self.ranks, self.now),
         })
     }
 
-    fn staleness_mean(&self) -> f64 {
-        let means = self.survivors().map(|rank| rank.staleness().mean());
-        means.sum::<f64>() / self.survivors().count() as f64
-    }
-
-    fn wait_share(&self) -> f64 {
-        let computing: f64 = self.survivors().map(|rank| rank.computing(self.now).as_secs_f64()).sum();
-        let all = self.now.since(Nanos::ZERO).as_secs_f64() * self.survivors().count() as f64;
-        if all > 0.0 { 1.0 - computing / all } else { 0.0 }
-    }
-
     fn simulated(mut self, has_ended: bool) -> Simulated {
-        let all = 0..self.parameters;
-        let digests = self.ranks.iter_mut().map(|rank| digest(rank.piece(Vector::Parameters, &all)));
-        let digests: Vec<u64> = digests.collect();
-        let agreement = self.ranks[0].agreement();
-        let is_equal = self.survivors().all(|rank| digests[rank.number() as usize] == digests[0]);
-        Simulated {
-            time: self.now.since(Nanos::ZERO),
-            parameters: self.mean(),
-            steps: if has_ended { self.settings.steps } else { self.ranks[0].step() },
-            has_ended,
-            lost: self.lost(),
-            wait_share: self.wait_share(),
-            staleness_mean: self.staleness_mean(),
-            staleness_max: self.survivors().map(|rank| rank.staleness().most()).max().unwrap_or(0),
-            staleness_histogram: self.survivors().fold([0; Staleness::BOUNDS.len() + 1], |mut sums, rank| {
-                sums.iter_mut().zip(rank.staleness().histogram()).for_each(|(sum, steps)| *sum += steps);
-                sums
-            }),
-            bytes_per_rank: self.ranks[0].bytes(),
-            guarantee_held: self.ranks.iter().all(|rank| !rank.agreement().is_broken)
-                && (!has_ended || self.ranks.iter().all(|rank| rank.agreement() == agreement)),
-            parameters_equal: is_equal,
-            hash: digests.into_iter().fold(self.now.0, chain),
-        }
+        Simulated::of(&mut self.ranks, &self.settings, self.parameters, self.now, has_ended)
     }
 }
