@@ -190,6 +190,20 @@ fn survivors_say_to_the_end_what_they_saw_ten_of_ten_times() {
 }
 
 #[test]
+fn the_own_words_of_the_rank_that_others_name_are_shown_though_it_ends_after_them() {
+    let script = r#"
+        case $PLEACH_RANK in
+            1) sleep 0.4; echo 'error: loss NaN of rank 1 in step 2; lower the learning rate' >&2;;
+            *) echo 'error: rank 1 aborted the group (during all-reduce 7)' >&2;;
+        esac
+        exit 1"#;
+    let output = finish(shell(3, &[], script));
+    assert_eq!(output.status.code(), Some(1));
+    let expected = "error: rank 1 failed: loss NaN of rank 1 in step 2; lower the learning rate";
+    assert_eq!(errors(&output), [expected]);
+}
+
+#[test]
 fn an_error_line_of_a_rank_that_goes_on_is_shown_in_its_place() {
     let output =
         finish(shell(1, &[], "echo one >&2; echo 'error: two' >&2; echo three >&2; echo 'error: four' >&2"));

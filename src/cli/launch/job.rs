@@ -338,6 +338,16 @@ impl Job {
                 if let Some(failure) = Failure::root(&failures) {
                     self.end(JobEnd::Failed(failure.clone()));
                 }
+                // A rank that aborts the group may end after those that it aborted.
+                let asked_to_end = self.end_at.is_none();
+                if let Some(JobEnd::Failed(first)) = &mut self.end_cause {
+                    for failure in failures {
+                        let is_own = !asked_to_end || failure.status.signal().is_none();
+                        if is_own && first.follows(&failure) {
+                            *first = failure;
+                        }
+                    }
+                }
             }
         }
         if any_well {
@@ -485,6 +495,14 @@ impl Failure {
             let echoes = failures.iter().any(|other| other.rank != failure.rank && failure.names(other.rank));
             (failure.status.signal().is_none(), echoes, failure.rank)
         })
+    }
+
+    /// Whether this one gave up because of the other, and not the other way round.
+    fn follows(&self, other: &Self) -> bool {
+        self.status.signal().is_none()
+            && other.rank != self.rank
+            && self.names(other.rank)
+            && !other.names(self.rank)
     }
 
     fn names(&self, rank: u32) -> bool {
@@ -668,6 +686,15 @@ mod cause_tests {
         assert!(root.text().contains("rank 1 (process 71) exited with status 3"), "{}", root.text());
         let failures = [failure(0, 1 << 8, Some("rank 11 is lost")), failure(1, 3 << 8, None)];
         assert_eq!(Failure::root(&failures).expect("there is one").rank, 0, "11 is not 1");
+    }
+
+    #[test]
+    fn a_rank_follows_the_one_that_it_names_but_not_one_that_names_it() {
+        let aborted = failure(2, 1 << 8, Some("rank 1 aborted the group (during all-reduce)"));
+        let own = failure(1, 1 << 8, Some("loss NaN of rank 1 in step 2; lower the learning rate"));
+        assert!(aborted.follows(&own) && !own.follows(&aborted) && !own.follows(&own));
+        let other = failure(1, 1 << 8, Some("rank 2 is lost"));
+        assert!(!aborted.follows(&other) && !failure(2, 9, None).follows(&own));
     }
 
     #[test]
