@@ -228,6 +228,31 @@ fn ranks_learn_what_a_random_network_says_of_endless_images_and_read_pooled_digi
 }
 
 #[test]
+fn a_loss_that_is_no_number_is_told_with_its_step_and_what_may_be_of_no_use() {
+    let folder = Folder::new("train-diverged");
+    for (scheme, kept) in [("sync", folder.path("sync")), ("local-sgd", folder.path("local-sgd"))] {
+        let output = train(&[
+            "--scheme",
+            scheme,
+            "--lr",
+            "1e38",
+            "--steps",
+            "30",
+            "--checkpoint",
+            &kept,
+            "--every",
+            "1",
+        ]);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{scheme}: {error}");
+        for part in ["loss ", " in step ", "lower the learning rate", "/step-", "resume from the one before"]
+        {
+            assert!(error.contains(part), "{scheme}: no '{part}' in {error}");
+        }
+    }
+}
+
+#[test]
 fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtual_time() {
     for (fabric, scheme) in [
         ("shm", "gossip:direction=push"),

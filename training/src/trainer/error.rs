@@ -103,7 +103,8 @@ pub enum TrainError {
         step: u64,
         /// The loss.
         loss: f32,
-        /// The last checkpoint of this training.
+        /// The newest checkpoint of this training. Its parameters are those of which the loss is,
+        /// if it is of this step.
         checkpoint: Option<PathBuf>,
     },
     /// A checkpoint was not written, or is not taken.
@@ -138,7 +139,12 @@ pub enum TrainError {
 }
 
 fn going_on(checkpoint: Option<&PathBuf>) -> String {
-    checkpoint.map_or_else(String::new, |path| format!(", and resume from {}", path.display()))
+    checkpoint.map_or_else(String::new, |path| {
+        format!(
+            ", and resume from {}; if that has diverged already, remove it and resume from the one before",
+            path.display()
+        )
+    })
 }
 
 impl From<WindowError> for TrainError {
