@@ -228,6 +228,52 @@ fn ranks_learn_what_a_random_network_says_of_endless_images_and_read_pooled_digi
 }
 
 #[test]
+fn a_lookahead_that_is_too_short_is_said_once_with_the_least_one() {
+    let simulate = |lookahead: &str| {
+        let scheme = format!("elastic-bsp:lookahead={lookahead}");
+        let output = train(&[
+            "--simulate",
+            "4",
+            "--steps",
+            "20",
+            "--seeds",
+            "2",
+            "--compute",
+            "10ms,cv=0,straggler=2:9",
+            "--scheme",
+            &scheme,
+            "--json",
+        ]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stderr).to_owned()
+    };
+    let told = simulate("2");
+    assert_eq!(told.lines().count(), 1, "{told}");
+    for part in ["lookahead=2 is too short", "rank 2", "at least lookahead=9"] {
+        assert!(told.contains(part), "no '{part}' in {told}");
+    }
+    assert_eq!(simulate("9"), "");
+    // Rank 3 sleeps 160 ms a step, and rank 0 40.
+    let output = train(&[
+        "--ranks",
+        "4",
+        "--steps",
+        "10",
+        "--skew",
+        "linear:40ms",
+        "--scheme",
+        "elastic-bsp:lookahead=2",
+        "--json",
+    ]);
+    let told = text(&output.stderr);
+    assert!(output.status.success() && told.lines().count() == 1, "{told}");
+    assert!(
+        told.contains("elastic-bsp:lookahead=2: lookahead=2 is too short for the steps of rank "),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_loss_that_is_no_number_is_told_with_its_step_and_what_may_be_of_no_use() {
     let folder = Folder::new("train-diverged");
     for (scheme, kept) in [("sync", folder.path("sync")), ("local-sgd", folder.path("local-sgd"))] {

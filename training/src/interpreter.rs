@@ -316,6 +316,13 @@ impl Interpreter {
         self.agreement
     }
 
+    /// What people are to be told of the training so far, where the policy of this rank knows of
+    /// it.
+    #[must_use]
+    pub fn remark(&self) -> Option<String> {
+        self.plan.policy.remark()
+    }
+
     /// Goes on with so many places, and a hash over them, that the other ranks have come to, and
     /// with the step that comes next there.
     pub fn take_over(&mut self, places: u64, digest: u64, next_step: u64) {

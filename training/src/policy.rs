@@ -52,6 +52,12 @@ pub trait Policy: Send {
     fn joins_at(&self, next: u64) -> u64 {
         next
     }
+
+    /// What people are to be told of the training so far: that a key of the scheme has a value by
+    /// which it does not do what it is for.
+    fn remark(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What happened on this rank.

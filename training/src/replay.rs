@@ -240,6 +240,10 @@ impl Policy for Logged {
             }
         }
     }
+
+    fn remark(&self) -> Option<String> {
+        self.policy.remark()
+    }
 }
 
 /// A log that was replayed.

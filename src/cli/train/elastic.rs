@@ -324,6 +324,9 @@ impl<'a> Training<'a> {
             }
             Err((error, _)) => return Err(error.into()),
         };
+        if let (0, Some(remark)) = (trained.rank, &trained.remark) {
+            note(&format!("{scheme}: {remark}"));
+        }
         let is_equal = trained.parameters_equal && trained.guarantee_held;
         Ok(Some(Trained::new((trained.rank, trained.ranks), &trained.parameters, is_equal, &course)))
     }

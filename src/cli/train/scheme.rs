@@ -17,7 +17,7 @@ use super::hybrid;
 use super::learner::DigitReader;
 use super::{Arguments, train_alone};
 use crate::cli::digits::DataSet;
-use crate::cli::output::{print, print_json, put, rounded};
+use crate::cli::output::{note, print, print_json, put, rounded};
 use crate::cli::{CommandError, progress};
 
 /// How much less accurate than one rank a training by `--partial` may be.
@@ -64,6 +64,9 @@ pub(crate) fn run(
         let rows = RankRow::gather(&group, &trained).map_err(CommandError::failed)?;
         let holds = trained.guarantee_held && trained.parameters_equal;
         if group.rank() == 0 {
+            if let Some(remark) = &trained.remark {
+                note(&format!("{scheme}: {remark}"));
+            }
             let accuracy = reader.reading(&trained.parameters, &data.test).accuracy;
             let report = Report { scheme, rows, trained, accuracy, examined: data.test.len() };
             if arguments.partial.is_some() {

@@ -23,7 +23,7 @@ use super::wires::{Prices, engines};
 use super::{Arguments, Fidelity};
 use crate::cli::CommandError;
 use crate::cli::digits::DataSet;
-use crate::cli::output::{print, print_json, put, rounded};
+use crate::cli::output::{note, print, print_json, put, rounded};
 
 /// Most simulated ranks: each has vectors of its own.
 pub(crate) const RANKS_MAX: u32 = 1024;
@@ -106,6 +106,13 @@ pub(crate) fn run(
             for seed in (0..arguments.seeds).map(|more| training.seed.wrapping_add(more.into())) {
                 let mut curve = Curve::new(scheme.to_string());
                 let run = runs.run(&scheme, seed, rate, &mut curve)?;
+                // Once is enough: other seeds differ little.
+                let is_told = all[from..]
+                    .iter()
+                    .any(|other: &Run| other.scheme == scheme && other.simulated.remark.is_some());
+                if let Some(remark) = run.simulated.remark.as_ref().filter(|_| !is_told) {
+                    note(&format!("{scheme}: {remark}"));
+                }
                 if arguments.json {
                     print_json("results", &run.row(arguments.sweep.is_some()))?;
                 }

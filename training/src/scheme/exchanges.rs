@@ -233,4 +233,8 @@ impl Policy for Exchanges {
     fn joins_at(&self, next: u64) -> u64 {
         self.inner.joins_at(next)
     }
+
+    fn remark(&self) -> Option<String> {
+        self.inner.remark()
+    }
 }

@@ -26,7 +26,7 @@ use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Updat
 use crate::scheme::finish::Word;
 use crate::shares::WindowPlan;
 use crate::state::State;
-use crate::zipline::{Barrier, Intervals, Objective, Placer, Prediction, Predictor};
+use crate::zipline::{Barrier, Intervals, Objective, Placer, Prediction, Predictor, ZipLineError};
 
 /// Longest interval that is predicted, in nanoseconds: an hour.
 const INTERVAL_MAX: u64 = 3_600_000_000_000;
@@ -68,6 +68,17 @@ pub(crate) struct Supersteps {
     running: Vec<Prediction>,
     placer: Placer,
     barrier: Barrier,
+    short: Option<Short>,
+}
+
+/// That the lookahead ended for the quickest rank before the slowest made a step.
+#[derive(Clone, Copy, Debug)]
+struct Short {
+    /// At so many barriers.
+    barriers: u64,
+    /// The slowest rank, and the least lookahead that reaches it, where that was largest.
+    slowest: Rank,
+    least: u64,
 }
 
 impl Supersteps {
@@ -100,6 +111,7 @@ impl Supersteps {
             running: Vec::new(),
             placer: Placer::default(),
             barrier: Barrier::default(),
+            short: None,
         }
     }
 
@@ -163,9 +175,18 @@ impl Supersteps {
         running.clear();
         let running_ranks = predicted.iter().flatten().filter(|interval| **interval > 0);
         running.extend(running_ranks.map(|interval| Prediction { next: *interval, interval: *interval }));
-        if placer.place(running, 0, self.lookahead, self.objective, barrier).is_err() {
+        if let Err(error) = placer.place(running, 0, self.lookahead, self.objective, barrier) {
             // If speeds differ by more than the lookahead, a barrier follows each step.
             barrier.iterations.clear();
+            if let ZipLineError::ShortLookahead { least, .. } = error {
+                let intervals = (0..).zip(predicted.iter().copied());
+                let slowest = intervals.max_by_key(|(_, interval)| *interval).map_or(0, |(rank, _)| rank);
+                let short = self.short.get_or_insert(Short { barriers: 0, slowest, least });
+                short.barriers += 1;
+                if least > short.least {
+                    (short.slowest, short.least) = (slowest, least);
+                }
+            }
         }
         let mut steps = barrier.iterations.iter();
         for (rank, interval) in (0..).zip(predicted.iter_mut().filter_map(Option::take)) {
@@ -277,5 +298,14 @@ impl Policy for Supersteps {
         state.field(&mut self.intervals);
         state.field(&mut self.next_step);
         state.field(&mut self.ids);
+    }
+
+    fn remark(&self) -> Option<String> {
+        let Short { barriers, slowest, least } = self.short?;
+        let lookahead = self.lookahead;
+        Some(format!(
+            "lookahead={lookahead} is too short for the steps of rank {slowest}: {barriers} barriers stood behind a \
+             single step of each rank; give at least lookahead={least}"
+        ))
     }
 }

@@ -406,6 +406,10 @@ impl SimulatedRank {
         self.bytes
     }
 
+    pub(crate) fn remark(&self) -> Option<String> {
+        self.interpreter.remark()
+    }
+
     pub(crate) fn agreement(&self) -> Agreement {
         self.interpreter.agreement()
     }

@@ -77,6 +77,8 @@ pub struct Simulated {
     pub guarantee_held: bool,
     /// Whether all ranks have the same parameters at the end, bit for bit.
     pub parameters_equal: bool,
+    /// What people are to be told of the scheme's values, if there is something.
+    pub remark: Option<String>,
     /// A hash of all ranks' parameters and of the virtual time.
     pub hash: u64,
 }
@@ -114,6 +116,7 @@ impl Simulated {
             guarantee_held: ranks.iter().all(|rank| !rank.agreement().is_broken)
                 && (!has_ended || ranks.iter().all(|rank| rank.agreement() == agreement)),
             parameters_equal: is_equal,
+            remark: ranks[0].remark(),
             hash: digests.into_iter().fold(now.0, chain),
         }
     }

@@ -201,6 +201,9 @@ pub struct Trained {
     pub guarantee_held: bool,
     /// Whether all ranks have the same parameters at the end, bit for bit.
     pub parameters_equal: bool,
+    /// What people are to be told of the scheme's values, if this rank knows of something; rank 0
+    /// does.
+    pub remark: Option<String>,
 }
 
 impl Trainer {
@@ -497,7 +500,8 @@ impl Trainer {
         let [parameters, gradient] = [Vector::Parameters, Vector::Gradient]
             .map(|vector| self.vectors.take(vector, &all).expect("no operation is under way"));
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
-        Ok(Trained { rank, ranks, parameters, gradient, progress, guarantee_held, parameters_equal })
+        let remark = self.interpreter.remark();
+        Ok(Trained { rank, ranks, parameters, gradient, progress, guarantee_held, parameters_equal, remark })
     }
 
     fn begin(&mut self) -> Result<(), TrainError> {
