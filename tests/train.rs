@@ -181,7 +181,9 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
                 "diloco" => 50,
                 _ => 10,
             };
-            let bytes = bytes_of_rank_0(scheme, 4, 675) as f64 / 675.0;
+            // 30 passes over 1,438 images, or 90.
+            let steps_made = if *scheme == "downpour" { 2023 } else { 675 };
+            let bytes = bytes_of_rank_0(scheme, 4, steps_made) as f64 / steps_made as f64;
             assert!((number(lines[0], "bytes_per_step") - bytes).abs() <= 0.1, "{}", lines[0]);
             assert_eq!(field(lines[0], "staleness_max"), (every - 1).to_string());
             let bins =
@@ -189,13 +191,15 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
             let steps = |bin: usize| bins[bin][1].as_u64().expect("a number");
             // Each exchange is followed by a step that is not stale; some come a step later.
             assert_eq!((bins[1][0].as_u64(), bins[9][0].as_u64()), (Some(1), None), "{bins}");
-            assert_eq!((0..10).map(steps).sum::<u64>(), 675, "{bins}");
-            assert!(steps(0).abs_diff(675 / every) <= 1 && (every > 1) == (steps(1) > 0), "{bins}");
+            assert_eq!((0..10).map(steps).sum::<u64>(), steps_made as u64, "{bins}");
+            assert!(
+                steps(0).abs_diff(steps_made as u64 / every) <= 1 && (every > 1) == (steps(1) > 0),
+                "{bins}"
+            );
             let last = lines[4];
             assert_eq!((field(last, "scheme"), field(last, "ranks")), (&*format!("\"{scheme}\""), "4"));
-            // Their runs differ, and the worst ones were one and two images above 0.95.
-            let least = if matches!(*scheme, "downpour" | "gossip") { 0.93 } else { 0.95 };
-            assert!(number(last, "test_accuracy") >= least, "{fabric}: {last}");
+            // The runs of some differ: of 20 the worst was 0.9582 by gossip and 0.9638 by downpour.
+            assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
             assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
         }
     }

@@ -59,6 +59,11 @@ const DEFAULT_RANKS: u32 = 4;
 /// Enough for the built-in digits.
 const DEFAULT_EPOCHS: u32 = 30;
 
+/// The same by [`Scheme::Downpour`], whose learning rate is that of the others over the ranks, and
+/// which has no momentum: the worst of 10 trainings by 30 passes read 95.3 % of the digits, that of
+/// 20 by 90 passes 96.4 %.
+const DOWNPOUR_EPOCHS: u32 = 90;
+
 /// Images in a batch, of all ranks together.
 const BATCH: usize = 64;
 
@@ -97,9 +102,10 @@ pub(crate) struct Arguments {
     /// Average squares of K×K pixels
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
     pool: Option<u32>,
-    /// How many times the training passes over all images
-    #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
-    epochs: u32,
+    /// How many times the training passes over all images [default: 30; by downpour, which takes
+    /// small steps, 90, unless it is simulated]
+    #[arg(long, value_name = "E", value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: Option<u32>,
     /// The network: a perceptron with hidden layers of these numbers of units
     #[arg(long, value_name = "mlp:H[xH...]", default_value_t)]
     model: Model,
@@ -240,7 +246,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
     let (rank, ranks) = (group.rank() as usize, group.world_size() as usize);
 
-    let bar = progress::bar("training", steps(&data.train, arguments.epochs), rank == 0);
+    let bar = progress::bar("training", steps(&data.train, arguments.epochs()), rank == 0);
     let model = &arguments.model;
     let parameters = model.network(&data.train).parameters();
     let shard = Shard { rank, ranks };
@@ -253,7 +259,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let mut gradients = group.buffer(parameters).map_err(CommandError::failed)?;
     let mut by_all = ByAll { group: &group };
     let trained =
-        train(model, &data.train, arguments.epochs, shard, &mut gradients, &mut by_all, &mut computed);
+        train(model, &data.train, arguments.epochs(), shard, &mut gradients, &mut by_all, &mut computed);
     bar.finish_and_clear();
     let trained = trained.map_err(CommandError::failed)?;
     let summary = Summary::gather(&group, &trained).map_err(CommandError::failed)?;
@@ -262,7 +268,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         return Ok(());
     }
 
-    let one_rank = train_alone(model, &data.train, arguments.epochs);
+    let one_rank = train_alone(model, &data.train, arguments.epochs());
     let difference = difference(trained.network.parameters(), one_rank.network.parameters());
     let verdict = Verdict {
         accuracy: trained.network.accuracy(&data.test),
@@ -278,6 +284,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 }
 
 impl Arguments {
+    /// How many times a training passes over all images.
+    fn epochs(&self) -> u32 {
+        self.epochs.unwrap_or(DEFAULT_EPOCHS)
+    }
+
+    /// The same of real ranks by a scheme. Simulated ones make as many steps by each scheme, as
+    /// these are compared.
+    fn epochs_by(&self, scheme: &Scheme) -> u32 {
+        let usual = if matches!(scheme, Scheme::Downpour { .. }) { DOWNPOUR_EPOCHS } else { DEFAULT_EPOCHS };
+        self.epochs.unwrap_or(usual)
+    }
+
     /// The schemes by which ranks train, one after the other; none for the loop of this file.
     fn schemes(&self) -> Result<Vec<Scheme>, CommandError> {
         let Some(activation) = self.partial else { return Ok(self.scheme.clone()) };

@@ -161,7 +161,7 @@ fn train(
         options.reproducible = Reproducible::Exact;
     }
     let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training);
-    let (model, epochs, hash) = (&arguments.model, arguments.epochs, reader.hash());
+    let (model, epochs, hash) = (&arguments.model, arguments.epochs(), reader.hash());
     let mut elastic = Elastic::between(bounds.fewest(), bounds.most());
     let adds = if is_exact { "exactly" } else { "by rounding" };
     elastic.program =

@@ -28,7 +28,7 @@ pub(crate) fn train(
     let mut hybrid = Hybrid::new(group, reader.network(), groups, training.batch).map_err(failed)?;
     let (across, layout) = (hybrid.across().clone(), hybrid.layout());
     let (rank, ranks) = (group.rank(), group.world_size());
-    let steps = training.steps(arguments.epochs, reader.images(), ranks);
+    let steps = training.steps(arguments.epochs(), reader.images(), ranks);
     let trainer =
         Trainer::new(&across, &gradients_averaged(), &layout, steps).map_err(CommandError::failed)?;
     let trainer = trainer

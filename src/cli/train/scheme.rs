@@ -87,7 +87,7 @@ pub(crate) fn run(
     group.close().map_err(CommandError::failed)?;
     let mut worse = None;
     if let Some(report) = by_rounds {
-        let one_rank = train_alone(&arguments.model, &data.train, arguments.epochs);
+        let one_rank = train_alone(&arguments.model, &data.train, arguments.epochs());
         let of_one = one_rank.network.accuracy(&data.test);
         report.print(arguments.json, Some(of_one))?;
         // That not all gradients are in each step must not show.
@@ -119,7 +119,7 @@ fn train(
 ) -> Result<(Trained, Option<PathBuf>, Vec<Duration>), TrainError> {
     let (training, keeping) = (&arguments.training, &arguments.keeping);
     let (layout, rank, ranks) = (reader.layout(), group.rank(), group.world_size());
-    let steps = training.steps(arguments.epochs, reader.images(), ranks);
+    let steps = training.steps(arguments.epochs_by(scheme), reader.images(), ranks);
     let trainer = Trainer::new(group, scheme, &layout, steps)?
         .checked()
         .comparing("the hash of the data and the batch", reader.hash())

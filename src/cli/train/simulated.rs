@@ -80,7 +80,7 @@ pub(crate) fn run(
     let steps = match arguments.until {
         Some(Until::Steps(steps)) => steps,
         Some(Until::Time(_)) if training.steps.is_none() => ENDLESS,
-        _ => training.steps(arguments.epochs, data.train.len(), ranks),
+        _ => training.steps(arguments.epochs(), data.train.len(), ranks),
     };
     let length = if steps == ENDLESS { String::new() } else { format!("{steps} steps of ") };
     let faults = match &arguments.faults {
