@@ -121,6 +121,8 @@ pub enum Request {
         piece: Range<usize>,
         /// Goes with them.
         word: u64,
+        /// Whether it waits for a credit.
+        waits: bool,
     },
     /// Ask for the verdict of a step; see [`Action::Commit`].
     Commit {
@@ -643,11 +645,11 @@ impl Interpreter {
                 self.ledger.begin_operation(id, into, &piece, true)?;
                 requests.push(Request::Read { id, from, into, piece, reads });
             }
-            Action::Write { id, to, from, word } => {
+            Action::Write { id, to, from, word, waits } => {
                 let piece = self.share_of_peer(to)?;
                 self.expect_no_arrival(from)?;
                 self.ledger.begin_operation(id, from, &piece, false)?;
-                requests.push(Request::Write { id, to, from, piece, word });
+                requests.push(Request::Write { id, to, from, piece, word, waits });
             }
             Action::Publish { vector, word } => {
                 let plan = self.plan.window.ok_or(PolicyError::NoWindow)?;

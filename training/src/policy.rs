@@ -22,6 +22,15 @@
 //! the rank what lies in its share. Writes and [words](Action::Tell) come in the order of their
 //! writer, each once. A rank that computes hears of them when its gradient is complete, before
 //! [`Event::Computed`].
+//!
+//! **Writes that nobody waits for.** A rank has few credits for writes to a peer, and a slow peer
+//! gives them back late. So a write says whether it [waits](Action::Write) for a credit. One that
+//! does not wait, and finds none, is *refused*: nothing was sent, and its rank is told at once,
+//! before the step that is computed meanwhile has ended, and before [`Event::Pause`] and
+//! [`Event::Stop`]. What becomes of its elements is the policy's: it takes the exchange back, or
+//! keeps them for a later write. So each element that a scheme conserves is at any time in one
+//! place: sent, taken back, or kept. A rank that rests or stops sends what it has kept by writes
+//! that wait.
 
 use std::ops::Range;
 
@@ -157,6 +166,11 @@ pub enum Outcome {
     },
     /// A write is on its way, and its elements may be changed.
     Written,
+    /// A write that does not wait found no credit: nothing was sent.
+    Refused {
+        /// The peer.
+        by: Rank,
+    },
 }
 
 /// What is to be done on this rank.
@@ -254,8 +268,8 @@ pub enum Action {
         /// Whether they are of one version.
         reads: Reads,
     },
-    /// Writes to a peer what lies in the peer's share. It waits while the peer has as many writes
-    /// of this rank that it has not heard of as [`WindowPlan::slots`] says.
+    /// Writes to a peer what lies in the peer's share. There is a credit for it while the peer has
+    /// fewer writes of this rank that it has not heard of than [`WindowPlan::slots`] says.
     ///
     /// [`WindowPlan::slots`]: crate::shares::WindowPlan::slots
     Write {
@@ -267,6 +281,9 @@ pub enum Action {
         from: Vector,
         /// Goes with the elements.
         word: u64,
+        /// Whether it waits for a credit. If not, it ends with [`Outcome::Refused`] where there is
+        /// none, or where a message to the peer waits before it.
+        waits: bool,
     },
     /// Publishes this rank's share of a vector, at once.
     Publish {
@@ -395,7 +412,8 @@ pub enum Vector {
     Fetched,
     /// This rank's part of a sum over all ranks; in a session, what is exchanged.
     Sum,
-    /// What encoding has lost of this rank's elements, and sends the next time.
+    /// What this rank sends the next time: what encoding has lost of its elements, or changes whose
+    /// write was refused.
     Residual,
     /// What encoding has lost of averages that this rank owns.
     OwnedResidual,

@@ -23,7 +23,7 @@ use crate::scheme::{PIECE_BYTES, Scheme};
 use crate::state::State;
 
 /// Counts changes of the form of logs.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Most ranks of a training with a log: a policy has numbers for each rank.
 const RANKS_MAX: u32 = 1 << 14;
@@ -334,17 +334,20 @@ enum End {
     Left,
     Read,
     Written,
+    /// Of a write that does not wait, to this rank.
+    WrittenOrRefused(Rank),
 }
 
 impl End {
-    fn of(outcome: Outcome) -> Self {
+    fn allows(self, outcome: Outcome) -> bool {
         match outcome {
-            Outcome::Averaged => Self::Averaged,
-            Outcome::Totalled => Self::Totalled,
-            Outcome::Combined { .. } => Self::Combined,
-            Outcome::Left { .. } => Self::Left,
-            Outcome::Read { .. } => Self::Read,
-            Outcome::Written => Self::Written,
+            Outcome::Averaged => self == Self::Averaged,
+            Outcome::Totalled => self == Self::Totalled,
+            Outcome::Combined { .. } => self == Self::Combined,
+            Outcome::Left { .. } => self == Self::Left,
+            Outcome::Read { .. } => self == Self::Read,
+            Outcome::Written => matches!(self, Self::Written | Self::WrittenOrRefused(_)),
+            Outcome::Refused { by } => self == Self::WrittenOrRefused(by),
         }
     }
 }
@@ -462,7 +465,8 @@ impl Replay {
                 }
                 Action::Leave { id, .. } => (id, End::Left),
                 Action::Read { id, .. } => (id, End::Read),
-                Action::Write { id, .. } => (id, End::Written),
+                Action::Write { id, waits: true, .. } => (id, End::Written),
+                Action::Write { id, to, .. } => (id, End::WrittenOrRefused(to)),
                 _ => continue,
             };
             self.under_way.push(operation);
@@ -494,11 +498,11 @@ impl Replay {
             Event::Ready(bucket) | Event::Needed(bucket) => self.computing.is_some() && bucket < self.buckets,
             Event::Computed { step } => self.computing.take() == Some(step),
             Event::Done(id, outcome) => {
-                let ended = (id, End::of(outcome));
-                if ended.1 == End::Totalled && !self.totals.is_empty() {
+                if outcome == Outcome::Totalled && !self.totals.is_empty() {
                     return false;
                 }
-                let place = self.under_way.iter().position(|asked| *asked == ended);
+                let is_ended = |(asked, end): &(OperationId, End)| *asked == id && end.allows(outcome);
+                let place = self.under_way.iter().position(is_ended);
                 place.map(|place| self.under_way.swap_remove(place)).is_some()
             }
             Event::Totalled { place, .. } => {

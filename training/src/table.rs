@@ -8,8 +8,8 @@
 //! and the work that it makes are those of these rows.
 //!
 //! **Invariant:** a value depends only on which updates the shard holds, bit for bit, not on the
-//! order in which they came. A table without order adds updates as they come, and has none pending:
-//! ranks may be any number of clocks apart there.
+//! order in which they came. A table without order adds updates as they come, also the sum of
+//! several at once, and has none pending: ranks may be any number of clocks apart there.
 
 use std::collections::BTreeMap;
 

@@ -195,8 +195,8 @@ class BoundedVersions(Scheme):
 
 
 class Asynchronous(Scheme):
-    """Ranks add what their steps change to a table, and none waits for another. ``asp`` of the command line. The other
-    arguments are those of :func:`attach`."""
+    """Ranks add what their steps change to a table, and none waits for another before the end. ``asp`` of the command
+    line. The other arguments are those of :func:`attach`."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
         super().__init__("asp", model, optimizer, **options)

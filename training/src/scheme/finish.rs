@@ -84,6 +84,11 @@ impl Finish {
         self.sent[to as usize] += 1;
     }
 
+    /// Notes that the last write to a rank was refused.
+    pub(crate) fn refused(&mut self, by: Rank) {
+        self.sent[by as usize] -= 1;
+    }
+
     /// Notes a write of a rank; returns whether that has not told that it writes no more.
     pub(crate) fn came(&mut self, from: Rank) -> bool {
         self.come[from as usize] += 1;

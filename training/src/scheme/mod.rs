@@ -297,7 +297,8 @@ pub enum Scheme {
         /// The bound, in updates of others; at least the number of other ranks.
         distance: u64,
     },
-    /// Asynchronous: ranks add what their steps change to a table, and none waits for another.
+    /// Asynchronous: ranks add what their steps change to a table, and none waits for another
+    /// before the end.
     Asp,
     /// Eager-SGD (Li et al. 2020): gradients are averaged in rounds that do not wait for late
     /// ranks, and parameters now and then.
@@ -517,6 +518,9 @@ impl Scheme {
             }
             Self::Ssp { .. } | Self::Bsp | Self::Dssp { .. } | Self::Bap { .. } | Self::Asp => {
                 let bound = self.bound(ranks)?;
+                if bound == Bound::None {
+                    vectors.extend(KEPT);
+                }
                 let plan = WindowPlan { slots: bound.slots(ranks).max(SLOTS), ..window(Shares::Parts) };
                 (Box::new(BoundedStaleness::new(parameters, bound, plan)), TABLED, Some(plan))
             }
@@ -718,7 +722,8 @@ fn residuals(compression: Compression) -> &'static [Vector] {
     if compression.keeps_residuals() { &[Vector::Residual, Vector::OwnedResidual] } else { &[] }
 }
 
-/// Writes that a rank may be ahead of a peer.
+/// Writes that a rank may be ahead of a peer. Where a scheme says that nobody waits, further ones
+/// are refused: a slow rank keeps no more for others.
 const SLOTS: u16 = 2;
 
 /// The vectors of schemes, besides parameters and gradient.
@@ -728,3 +733,5 @@ const SUMMING: &[Vector] = &[Vector::Anchor, Vector::Fetched, Vector::Arrival, V
 const REPLICATED: &[Vector] = &[Vector::Delta, Vector::Centre, Vector::Fetched];
 const SHARED: &[Vector] = &[Vector::Delta, Vector::Centre, Vector::Arrival];
 const TABLED: &[Vector] = &[Vector::Anchor, Vector::Delta, Vector::Centre, Vector::Arrival];
+/// With no bound, besides those.
+const KEPT: &[Vector] = &[Vector::Residual];

@@ -750,6 +750,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             engines.publish(&self.ranks[rank as usize])?;
         }
         let mut ends_with = None;
+        let mut refused = Vec::new();
         for request in requests.drain(..) {
             let request = match &mut self.engines {
                 Some(engines) => engines.take(rank, request),
@@ -798,7 +799,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 Request::Read { id, from, into, piece, reads } => {
                     self.begin_reading(rank, from, (id, into, piece, reads), network);
                 }
-                Request::Write { id, to, from, piece, word } => {
+                Request::Write { id, to, waits: false, .. } if !self.ranks[rank as usize].has_credit(to) => {
+                    refused.push((id, Outcome::Refused { by: to }));
+                }
+                Request::Write { id, to, from, piece, word, waits: _ } => {
                     self.ranks[rank as usize].send(Outgoing::Write { id, to, from, piece, word });
                     self.send_outgoing(rank, network);
                 }
@@ -810,6 +814,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
             }
         }
         self.requests = requests;
+        for (id, outcome) in refused {
+            self.deliver(rank, Event::Done(id, outcome), network)?;
+        }
         ends_with.map_or(Ok(()), |event| self.deliver(rank, event, network))
     }
 

@@ -262,6 +262,12 @@ impl SimulatedRank {
         self.outgoing.push_back(outgoing);
     }
 
+    /// Whether a write to a peer would be sent at once.
+    pub(crate) fn has_credit(&self, to: Rank) -> bool {
+        let slots = self.interpreter.window().map_or(0, |plan| plan.slots);
+        self.outgoing.is_empty() && self.unheard[to as usize] < slots
+    }
+
     /// The next message, if this rank has a credit for it: the write that is done by it, the
     /// receiver, and its bytes.
     pub(crate) fn next_message(&mut self) -> Option<(Option<OperationId>, Rank, u64, Message)> {

@@ -1,8 +1,9 @@
 //! One-sided exchanges of a trainer, by a [`Window`] of the group.
 //!
-//! A rank carries its reads, writes and words out in the order in which the policy asked for them,
-//! on the program's thread. A write waits for a credit only while there is nothing to compute, and
-//! then this rank takes in what comes, so ranks that write to each other do not wait for ever.
+//! A rank carries its reads, writes and words out on the program's thread, those to one peer in the
+//! order in which the policy asked for them. A message that waits for a credit holds up no read and
+//! no message to another peer. It waits only while there is nothing to compute, and then this rank
+//! takes in what comes, so ranks that write to each other do not wait for ever.
 //!
 //! **Invariants:** messages of a peer are heard in its order, each once. A rank that waits ends
 //! with an error if no peer shows life for longer than the group's deadline: a message, or a new
@@ -56,6 +57,8 @@ pub(crate) struct Messages {
     at_rest: Vec<bool>,
     /// Since when this rank waits without a message.
     waits_since: Option<Nanos>,
+    /// Peers to whom a message waits for a credit; of one look at all that is asked for.
+    held_up: Vec<Rank>,
     /// Vectors of messages that were heard.
     spare: Vec<Vec<f32>>,
     /// The rows of a write.
@@ -75,6 +78,7 @@ impl Messages {
             untold: VecDeque::new(),
             at_rest: vec![false; ranks as usize],
             waits_since: None,
+            held_up: Vec::new(),
             spare: Vec::new(),
             rows: Vec::new(),
             copies: (0..ranks).map(|_| PeerCopy::default()).collect(),
@@ -141,38 +145,64 @@ impl Trainer {
         self.group.abort();
     }
 
-    /// Carries the next read, write or word out, if it has to wait for no credit.
+    /// Carries the next read, write or word out that has to wait for no credit.
     pub(crate) fn send_next(
         &mut self,
         optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
     ) -> Result<bool, TrainError> {
-        let Some(window) = &mut self.vectors.window else { return Ok(false) };
-        let words_slot = window.slots() - 1;
-        let credit = match self.messages.asked.front() {
-            None => return self.tell_rest(),
-            Some(Request::Write { to, .. }) => {
-                let slot = self.messages.written[*to as usize] % u64::from(words_slot);
-                Some((*to, slot as u16))
-            }
-            Some(Request::Tell { to, .. }) => Some((*to, words_slot)),
-            Some(_) => None,
-        };
-        if let Some((to, slot)) = credit
-            && !window.is_free(to, slot)?
-        {
+        if self.vectors.window.is_none() {
             return Ok(false);
         }
-        let request = self.messages.asked.pop_front().expect("there is one");
-        let slot = credit.map_or(0, |(_, slot)| slot);
-        let before = clock::now();
-        let done = self.carry_out(request, slot);
-        let time = clock::now().since(before);
-        self.times.waiting += time;
-        self.times.communicating += time;
-        if let Some((id, outcome)) = done? {
+        if self.messages.asked.is_empty() {
+            return self.tell_rest();
+        }
+        let Some((place, slot)) = self.next_free()? else { return Ok(false) };
+        let request = self.messages.asked.remove(place).expect("it was found there");
+        let done = match (slot, request) {
+            (None, Request::Write { id, to, .. }) => {
+                self.messages.exchanged[0] -= 1;
+                Some((id, Outcome::Refused { by: to }))
+            }
+            (slot, request) => {
+                let before = clock::now();
+                let done = self.carry_out(request, slot.unwrap_or_default());
+                let time = clock::now().since(before);
+                self.times.waiting += time;
+                self.times.communicating += time;
+                done?
+            }
+        };
+        if let Some((id, outcome)) = done {
             self.deliver(Event::Done(id, outcome), optimizer)?;
         }
         Ok(true)
+    }
+
+    /// The place of the next request that has to wait for no credit, and its slot. A write without
+    /// one is refused.
+    fn next_free(&mut self) -> Result<Option<(usize, Option<u16>)>, TrainError> {
+        let window = self.vectors.window.as_mut().expect("a plan with requests has a window");
+        let words_slot = window.slots() - 1;
+        let Messages { asked, written, held_up, .. } = &mut self.messages;
+        held_up.clear();
+        for (place, request) in asked.iter().enumerate() {
+            let (to, slot, waits) = match request {
+                Request::Write { to, waits, .. } => {
+                    let slot = written[*to as usize] % u64::from(words_slot);
+                    (*to, slot as u16, *waits)
+                }
+                Request::Tell { to, .. } => (*to, words_slot, true),
+                _ => return Ok(Some((place, None))),
+            };
+            if !held_up.contains(&to) && window.is_free(to, slot)? {
+                return Ok(Some((place, Some(slot))));
+            }
+            if !waits {
+                return Ok(Some((place, None)));
+            }
+            held_up.push(to);
+        }
+        Ok(None)
     }
 
     /// Tells the next peer that this rank is at rest, behind all messages to it.
@@ -236,7 +266,7 @@ impl Trainer {
                 let (version, word) = self.read(from, into, &piece, reads)?;
                 Ok(Some((id, Outcome::Read { version, word })))
             }
-            Request::Write { id, to, from, piece, word } => {
+            Request::Write { id, to, from, piece, word, waits: _ } => {
                 let row = self.row();
                 let window = self.vectors.window.take();
                 let mut window = window.expect("a plan with writes has a window");

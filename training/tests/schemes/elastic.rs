@@ -158,14 +158,24 @@ fn the_centre_changes_by_the_sum_of_all_changes() {
     for ranks in [1, 2, 3, 4, 9] {
         for every in [1, 2, 3, 8] {
             let scheme = scheme(&format!("downpour:every={every}"));
-            let simulation = Simulation::new(&Steady, &scheme, &steady(ranks)).expect("is not refused");
-            let trained = simulation.run(&mut price, &mut |_| {}).expect("trains");
-            // Each step of each rank is in the centre once: 24 steps of a sixteenth of its number.
-            let all: u32 = (1..=ranks).sum();
-            assert_eq!(trained.parameters, vec![1.0 - 1.5 * all as f32; 7], "{ranks} ranks, every {every}");
-            assert!(trained.guarantee_held, "{ranks} ranks");
+            let computing = "10ms,cv=0.3,straggler=0:30".parse().expect("is a text");
+            // With an owner that is so slow changes are refused, and sent together later.
+            let beside_a_slow_one = Settings { computing, ..steady(ranks) };
+            for settings in [steady(ranks), beside_a_slow_one] {
+                the_centre_changes_by_all(&scheme, &settings, every);
+            }
         }
     }
+}
+
+fn the_centre_changes_by_all(scheme: &Scheme, settings: &Settings, every: u64) {
+    let ranks = settings.ranks;
+    let simulation = Simulation::new(&Steady, scheme, settings).expect("is not refused");
+    let trained = simulation.run(&mut price, &mut |_| {}).expect("trains");
+    // Each step of each rank is in the centre once: 24 steps of a sixteenth of its number.
+    let all: u32 = (1..=ranks).sum();
+    assert_eq!(trained.parameters, vec![1.0 - 1.5 * all as f32; 7], "{ranks} ranks, every {every}");
+    assert!(trained.guarantee_held, "{ranks} ranks");
 }
 
 #[test]
@@ -206,7 +216,9 @@ fn a_change_that_is_added_twice_or_never_shows() {
 fn a_change_that_goes_to_another_owner_shows_in_the_guarantee() {
     let lost = mutant("easgd:every=5", |rank, _, actions| {
         let lose = |action| match action {
-            Action::Write { id, to: 2, from, word } if rank == 1 => Action::Write { id, to: 3, from, word },
+            Action::Write { id, to: 2, from, word, waits } if rank == 1 => {
+                Action::Write { id, to: 3, from, word, waits }
+            }
             other => other,
         };
         actions.into_iter().map(lose).collect()

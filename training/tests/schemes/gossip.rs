@@ -75,7 +75,9 @@ fn a_butterfly_that_takes_the_same_peer_again_does_not_mix() {
     let same_peer: Mutation = |rank, event, actions| {
         let to_neighbour = |action| match action {
             Action::Tell { word, .. } if word < 1 << 62 => Action::Tell { to: rank ^ 1, word },
-            Action::Write { id, from, word, .. } => Action::Write { id, to: rank ^ 1, from, word },
+            Action::Write { id, from, word, waits, .. } => {
+                Action::Write { id, to: rank ^ 1, from, word, waits }
+            }
             other => other,
         };
         without_average(rank, event, actions).into_iter().map(to_neighbour).collect()
@@ -89,9 +91,13 @@ fn a_butterfly_that_takes_the_same_peer_again_does_not_mix() {
 fn push_sum_conserves_the_sum_exactly_and_push_does_not() {
     for ranks in [2_u32, 3, 7, 8, 16] {
         for peer in ["uniform", "ring"] {
-            for steps in [1, 2, 9] {
+            for (steps, slower) in [(1, 1), (2, 1), (9, 1), (9, 30)] {
                 let text = format!("gossip:direction=push-sum,peer={peer}");
-                let simulation = Simulation::new(&Spread, &scheme(&text), &spread(ranks, steps));
+                // Beside a rank that is so slow writes are refused.
+                let computing = format!("10ms,cv=0.3,spread=0.5,straggler=1:{slower}");
+                let computing = computing.parse().expect("is a text");
+                let settings = Settings { computing, ..spread(ranks, steps) };
+                let simulation = Simulation::new(&Spread, &scheme(&text), &settings);
                 let trained =
                     simulation.expect("is not refused").run(&mut price, &mut |_| {}).expect("trains");
                 // Numbers of ranks and their halves have few bits, so sums of them are exact.
@@ -114,8 +120,8 @@ fn push_sum_conserves_the_sum_exactly_and_push_does_not() {
 fn a_weight_that_is_lost_shows_in_the_guarantee() {
     let lost: Mutation = |rank, _, actions| {
         let lose = |action| match action {
-            Action::Write { id, to, from, word } if rank == 1 => {
-                Action::Write { id, to, from, word: word / 2 }
+            Action::Write { id, to, from, word, waits } if rank == 1 => {
+                Action::Write { id, to, from, word: word / 2, waits }
             }
             other => other,
         };
@@ -132,8 +138,10 @@ fn a_weight_that_is_lost_shows_in_the_guarantee() {
 fn a_write_that_goes_elsewhere_shows_in_the_guarantee() {
     let astray = mutant("gossip:direction=push", |rank, event, actions| {
         let lead = |action| match action {
-            Action::Write { id, to, from, word } if rank == 2 && event == (Event::Computed { step: 4 }) => {
-                Action::Write { id, to: if to == 3 { 0 } else { 3 }, from, word }
+            Action::Write { id, to, from, word, waits }
+                if rank == 2 && event == (Event::Computed { step: 4 }) =>
+            {
+                Action::Write { id, to: if to == 3 { 0 } else { 3 }, from, word, waits }
             }
             other => other,
         };

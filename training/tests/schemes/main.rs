@@ -24,6 +24,7 @@ mod replay;
 mod resume;
 mod rounds;
 mod rows;
+mod slow_rank;
 mod streaming;
 mod superstep;
 mod swarm;

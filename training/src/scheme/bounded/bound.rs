@@ -13,7 +13,7 @@ pub(crate) enum Bound {
     /// No update is added to a shard that holds more than so many updates of others that the copy
     /// lacks by which it was computed.
     Versions { distance: u64 },
-    /// Nobody waits.
+    /// Nobody waits before the end.
     None,
 }
 
@@ -69,6 +69,10 @@ pub(crate) struct Known {
     pub(crate) asked_with: u64,
     /// Of this rank's updates those that its copy holds, as it has told.
     pub(crate) holds: u64,
+    /// Of this rank's updates those that it has refused, which the next write to it holds, and
+    /// those in the last write to it.
+    pub(crate) kept: u64,
+    pub(crate) offered: u64,
 }
 
 impl Known {
@@ -168,7 +172,7 @@ impl Push {
 }
 
 impl Remembered for Known {
-    /// Without the answer, as nobody asks when all are at rest.
+    /// Without the answer and what is kept, as nobody asks or keeps anything when all are at rest.
     fn visit(&mut self, state: &mut State<'_>) {
         state.field(&mut self.clocks);
         state.field(&mut self.copied);

@@ -21,16 +21,19 @@
 //!   unlike speed need not wait, as they do with SSP, if d updates come in a step of the slowest.
 //!   One that rests takes none, and others may wait for that. So it tells them when it comes to
 //!   rest that it will hold all their updates before it computes again, and takes a last copy.
-//! * *ASP*: a rank asks and goes on. It takes the copy when it is there at the end of a step.
+//! * *ASP*: a rank asks and goes on. It takes the copy when it is there at the end of a step. An
+//!   update that an owner refuses is kept, and the next one holds it: a write tells how many
+//!   updates it is the sum of, so the version of a shard still counts those that it holds. Before a
+//!   rank rests or ends it sends what it has kept.
 //!
-//! **Invariants:** a copy holds all updates of its rank; with ASP, all until it asked. With SSP and
-//! DSSP a copy in clock c holds all updates of clocks up to c - s - 1, so no rank is more than s
-//! clocks ahead of the slowest. A rank waits iff the slowest is further behind, but for the time
-//! that an owner takes to hear of a question. An answer counts only if it is that to the last
-//! question, and this rank has added nothing since it asked. With BAP an update is added to a shard
-//! that holds at most D updates of others which the copy lacks by which it was computed. Owners
-//! check both. With bound 0 owners show complete clocks alone, so the result has the same bits in
-//! each run.
+//! **Invariants:** a copy holds all updates of its rank; with ASP, all until it asked, but for
+//! those that were refused then and sent since. With SSP and DSSP a copy in clock c holds all
+//! updates of clocks up to c - s - 1, so no rank is more than s clocks ahead of the slowest. A rank
+//! waits iff the slowest is further behind, but for the time that an owner takes to hear of a
+//! question. An answer counts only if it is that to the last question, and this rank has added
+//! nothing since it asked. With BAP an update is added to a shard that holds at most D updates of
+//! others which the copy lacks by which it was computed. Owners check both. With bound 0 owners
+//! show complete clocks alone, so the result has the same bits in each run.
 
 mod bound;
 
@@ -46,6 +49,10 @@ use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 use crate::state::State;
 use bound::{Answer, Known, Push, credits};
+
+/// How many updates a write without a bound may be the sum of. More would be a lie, and their sums
+/// over ranks could overflow.
+const UPDATES: std::ops::RangeInclusive<u64> = 1..=1 << 32;
 
 pub(crate) use bound::Bound;
 
@@ -194,13 +201,16 @@ impl BoundedStaleness {
         actions.update(Update::Scale { vector: Vector::Delta, factor, piece: self.whole() });
         self.copy(Vector::Anchor, Vector::Parameters, actions);
         self.mix(Vector::Parameters, Vector::Delta, 1.0, actions);
-        self.add(self.plan.rank, self.interval, Vector::Delta, now, actions);
+        self.add((self.plan.rank, 1), self.interval, Vector::Delta, now, actions);
         self.answer(actions);
         for to in self.plan.peers() {
-            let (id, push) = (self.ids.take(), Push::new(self.interval, self.question(to)));
-            actions.push(Action::Write { id, to, from: Vector::Delta, word: push.encode(self.next_step) });
-            self.writing += 1;
-            self.finish.sent(to);
+            let push = Push::new(self.interval, self.question(to));
+            if self.bound == Bound::None {
+                let updates = self.merge_kept(to, actions);
+                self.write(to, Vector::Delta, updates, false, actions);
+            } else {
+                self.write(to, Vector::Delta, push.encode(self.next_step), true, actions);
+            }
             if self.bound.is_of_clocks() {
                 // Answers to what was asked before this update may lack it.
                 self.known[to as usize].outdate();
@@ -212,6 +222,55 @@ impl BoundedStaleness {
         self.next_step += 1;
         self.is_fresh = false;
         self.go_on(now, actions);
+    }
+
+    fn write(&mut self, to: Rank, from: Vector, word: u64, waits: bool, actions: &mut Actions) {
+        let id = self.ids.take();
+        actions.push(Action::Write { id, to, from, word, waits });
+        self.writing += 1;
+        self.finish.sent(to);
+    }
+
+    /// Adds the updates that an owner has refused to the one that it is sent now; returns how many
+    /// it is the sum of.
+    fn merge_kept(&mut self, to: Rank, actions: &mut Actions) -> u64 {
+        let known = &mut self.known[to as usize];
+        let kept = std::mem::take(&mut known.kept);
+        known.offered = kept + 1;
+        if kept > 0 {
+            let (into, from) = (Vector::Delta, Vector::Residual);
+            let piece = self.plan.share(to, self.parameters);
+            actions.update(Update::Mix { into, alpha: 1.0, from, beta: 1.0, piece });
+        }
+        kept + 1
+    }
+
+    /// Keeps the updates that an owner has refused.
+    fn refused(&mut self, by: Rank, actions: &mut Actions) {
+        self.finish.refused(by);
+        let known = &mut self.known[by as usize];
+        known.kept = known.offered;
+        let piece = self.plan.share(by, self.parameters);
+        actions.update(Update::Copy { from: Vector::Delta, into: Vector::Residual, piece });
+    }
+
+    /// Adds the updates that were refused to a copy that was read: its owner does not hold them.
+    fn add_kept(&mut self, actions: &mut Actions) {
+        for owner in self.plan.peers().filter(|owner| self.known[*owner as usize].kept > 0) {
+            let (into, from) = (Vector::Parameters, Vector::Residual);
+            let piece = self.plan.share(owner, self.parameters);
+            actions.update(Update::Mix { into, alpha: 1.0, from, beta: 1.0, piece });
+        }
+    }
+
+    /// Sends the updates that were refused.
+    fn send_kept(&mut self, actions: &mut Actions) {
+        for to in self.plan.peers() {
+            let kept = std::mem::take(&mut self.known[to as usize].kept);
+            if kept > 0 {
+                self.write(to, Vector::Residual, kept, true, actions);
+            }
+        }
     }
 
     fn compute(&mut self, now: Nanos, actions: &mut Actions) {
@@ -298,8 +357,15 @@ impl BoundedStaleness {
             .find(|peer| self.next_step + 1 > self.known[*peer as usize].holds.saturating_add(most))
     }
 
-    /// Adds an update to this rank's shard.
-    fn add(&mut self, rank: Rank, interval: u64, from: Vector, now: Nanos, actions: &mut Actions) {
+    /// Adds an update of a rank to this rank's shard, or the sum of several.
+    fn add(
+        &mut self,
+        (rank, updates): (Rank, u64),
+        interval: u64,
+        from: Vector,
+        now: Nanos,
+        actions: &mut Actions,
+    ) {
         actions.push(Action::Table(TableAction::Add { rank, from }));
         let Known { clocks, others_answered, .. } = self.known[rank as usize];
         self.is_exceeded |= match self.bound {
@@ -308,7 +374,7 @@ impl BoundedStaleness {
             Bound::None => false,
         };
         let known = &mut self.known[rank as usize];
-        (known.clocks, known.came, known.interval) = (clocks + 1, now, interval);
+        (known.clocks, known.came, known.interval) = (clocks.saturating_add(updates), now, interval);
         self.is_changed = true;
     }
 
@@ -414,6 +480,7 @@ impl BoundedStaleness {
             }
             Phase::Asking(_, then) if self.missing().is_none() => self.answered(then, actions),
             Phase::Reading(then) if self.reading == 0 => {
+                self.add_kept(actions);
                 actions.push(Action::Exchanged);
                 self.is_fresh = true;
                 match then {
@@ -513,6 +580,7 @@ impl BoundedStaleness {
                 Word::Held(self.next_step).tell(peer, actions);
             }
         }
+        self.send_kept(actions);
         self.has_asked = false;
         self.ask(self.updates_of_all(), Then::Rest, actions);
     }
@@ -523,7 +591,10 @@ impl BoundedStaleness {
         match self.bound {
             Bound::Clocks { .. } => self.ask(self.next_step, Then::End, actions),
             Bound::Versions { .. } => self.refresh(Then::Leave, actions),
-            Bound::None => self.ask(self.updates_of_all(), Then::End, actions),
+            Bound::None => {
+                self.send_kept(actions);
+                self.ask(self.updates_of_all(), Then::End, actions);
+            }
         }
     }
 }
@@ -550,16 +621,25 @@ impl Policy for BoundedStaleness {
                 self.interval = u64::try_from(now.since(self.began).as_nanos()).unwrap_or(u64::MAX);
                 self.phase = Phase::Computed;
             }
-            Event::Done(_, Outcome::Written) => self.writing -= 1,
+            Event::Done(_, outcome @ (Outcome::Written | Outcome::Refused { .. })) => {
+                if let Outcome::Refused { by } = outcome {
+                    self.refused(by, actions);
+                }
+                self.writing -= 1;
+            }
             Event::Done(..) => self.reading -= 1,
             Event::Arrived { from, word } => {
-                if !self.finish.came(from) {
+                if !self.finish.came(from) || (self.bound == Bound::None && !UPDATES.contains(&word)) {
                     return actions.push(Action::Refuse { from, word });
                 }
-                let push = Push::decode(word, self.known[from as usize].clocks);
-                self.add(from, push.interval(), Vector::Arrival, now, actions);
-                if let Some(needed) = push.asks() {
-                    self.hear(from, needed);
+                if self.bound == Bound::None {
+                    self.add((from, word), 0, Vector::Arrival, now, actions);
+                } else {
+                    let push = Push::decode(word, self.known[from as usize].clocks);
+                    self.add((from, 1), push.interval(), Vector::Arrival, now, actions);
+                    if let Some(needed) = push.asks() {
+                        self.hear(from, needed);
+                    }
                 }
                 self.answer(actions);
             }

@@ -9,9 +9,17 @@
 //! * *DOWNPOUR*: the change is what the steps since the last exchange have changed, `d = x - x'`.
 //!   Then `x ← c + d`, which is the centre after that change.
 //!
-//! **Invariants:** the centre has changed by the sum of all changes: each is added once. With
-//! turns, ranks exchange in the order of ranks, each with the centre that all before it have
-//! changed.
+//! Without turns no rank waits for another before the end. A change for which an owner has no
+//! credit is refused:
+//!
+//! * *Elastic*: the exchange of that share is left out. Its centre and its parameters stay as they
+//!   are.
+//! * *DOWNPOUR*: the change is kept. The anchor of that share becomes the centre that was read, so
+//!   the next change `x - x'` holds the one that was refused, and the last one is sent at the end.
+//!
+//! **Invariants:** the centre has changed by the sum of all changes: each is added once, by itself
+//! or as a part of a later one. With turns, ranks exchange in the order of ranks, each with the
+//! centre that all before it have changed.
 
 use std::ops::Range;
 
@@ -66,6 +74,8 @@ pub(crate) struct SharedCentre {
     ids: OperationIds,
     reading: u32,
     writing: u32,
+    /// With DOWNPOUR, by rank: whether a change of its share was refused and not sent since.
+    is_kept: Vec<bool>,
     /// Whether parameters are pulled after the next step.
     is_pulled: bool,
     /// The version of this rank's share, as it counts them.
@@ -89,6 +99,7 @@ impl SharedCentre {
             ids: OperationIds::default(),
             reading: 0,
             writing: 0,
+            is_kept: vec![false; plan.ranks as usize],
             is_pulled: false,
             published: 0,
             is_final: vec![false; plan.ranks as usize],
@@ -190,13 +201,47 @@ impl SharedCentre {
         }
         self.change(Vector::Delta, actions);
         for to in self.plan.peers() {
-            let id = self.ids.take();
-            actions.push(Action::Write { id, to, from: Vector::Delta, word: self.next_step });
-            self.writing += 1;
-            self.finish.sent(to);
+            self.is_kept[to as usize] = false;
+            self.write(to, self.turns.is_some(), actions);
         }
         actions.push(Action::Exchanged);
         self.compute(actions);
+    }
+
+    /// Sends the owner of a share what this rank changes it by.
+    fn write(&mut self, to: Rank, waits: bool, actions: &mut Actions) {
+        let id = self.ids.take();
+        actions.push(Action::Write { id, to, from: Vector::Delta, word: self.next_step, waits });
+        self.writing += 1;
+        self.finish.sent(to);
+    }
+
+    /// An owner has no credit for a change, and the share stays as it is.
+    fn refused(&mut self, by: Rank, actions: &mut Actions) {
+        self.finish.refused(by);
+        let piece = self.plan.share(by, self.local.parameters);
+        match self.rule {
+            Rule::Elastic(_) => actions.update(Update::Scale { vector: Vector::Delta, factor: 0.0, piece }),
+            Rule::Downpour => {
+                self.is_kept[by as usize] = true;
+                actions.update(Update::Copy { from: Vector::Centre, into: Vector::Anchor, piece });
+            }
+        }
+    }
+
+    /// After the last step: sends the changes that were refused.
+    fn send_kept(&mut self, actions: &mut Actions) {
+        for to in self.plan.peers() {
+            if !std::mem::take(&mut self.is_kept[to as usize]) {
+                continue;
+            }
+            let piece = self.plan.share(to, self.local.parameters);
+            let (from, into) = (Vector::Parameters, Vector::Delta);
+            actions.update(Update::Copy { from, into, piece: piece.clone() });
+            let from = Vector::Anchor;
+            actions.update(Update::Mix { into, alpha: 1.0, from, beta: -1.0, piece });
+            self.write(to, true, actions);
+        }
     }
 
     /// Adds a change to this rank's share.
@@ -275,7 +320,10 @@ impl Policy for SharedCentre {
                 actions.compute(self.next_step);
             }
             Event::Computed { step } => self.computed(step, actions),
-            Event::Done(_, Outcome::Written) => {
+            Event::Done(_, outcome @ (Outcome::Written | Outcome::Refused { .. })) => {
+                if let Outcome::Refused { by } = outcome {
+                    self.refused(by, actions);
+                }
                 self.writing -= 1;
                 self.has_read(actions);
             }
@@ -294,6 +342,7 @@ impl Policy for SharedCentre {
                 }
             }
             Event::Stop => {
+                self.send_kept(actions);
                 self.finish.begin(actions);
                 self.phase = Phase::Finishing;
             }
@@ -307,6 +356,9 @@ impl Policy for SharedCentre {
         }
         state.field(&mut self.next_step);
         state.field(&mut self.ids);
+        if self.rule == Rule::Downpour {
+            state.field(&mut self.is_kept);
+        }
         state.field(&mut self.is_pulled);
         state.field(&mut self.published);
         state.field(&mut self.finish);

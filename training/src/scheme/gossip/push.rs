@@ -8,13 +8,15 @@
 //!   gradient push, Assran et al. 2019, leaves the weight out: where ranks do not exchange in step,
 //!   one that sends more often than others send to it would make larger and larger steps.)
 //!
-//! With uniform peers no rank waits for another. With a butterfly or a ring it is known who writes
-//! to whom in each round: a rank tells that peer that the round has begun, gets one write, and
-//! waits for it.
+//! With uniform peers no rank waits for another before the end: a write that is refused is left
+//! out, and its half of the sum and of the weight stays with its rank. With a butterfly or a ring
+//! it is known who writes to whom in each round: a rank tells that peer that the round has begun,
+//! gets one write, and waits for it.
 //!
-//! **Invariants:** each write is taken in once. The weights of all ranks and of the writes under
-//! way are together the number of ranks, exactly: they are counted in units. Halving a sum is exact
-//! too: the half that is given and the half that is kept are together the sum before.
+//! **Invariants:** each write that is not refused is taken in once. The weights of all ranks and of
+//! the writes under way are together the number of ranks, exactly: they are counted in units.
+//! Halving a sum is exact too: the half that is given and the half that is kept are together the
+//! sum before.
 
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
@@ -38,6 +40,8 @@ struct Round {
     number: u64,
     is_asked: bool,
     is_written: bool,
+    /// The weight that was given with the write.
+    given: u64,
 }
 
 /// What came since the last exchange.
@@ -124,7 +128,7 @@ impl Push {
             return self.compute(actions);
         }
         let number = self.next_step / self.every - 1;
-        self.round = Some(Round { number, is_asked: false, is_written: false });
+        self.round = Some(Round { number, is_asked: false, is_written: false, given: 0 });
         if let Some(source) = self.peers.source(number) {
             Word::Round(number + 1).tell(source, actions);
         }
@@ -138,7 +142,8 @@ impl Push {
         let source = self.peers.source(round.number);
         if !round.is_asked && (source.is_none() || self.begun[target as usize] > round.number) {
             round.is_asked = true;
-            round.is_written = !self.write(target, actions);
+            let given = self.write(target, source.is_some(), actions);
+            (round.is_written, round.given) = (given.is_none(), given.unwrap_or_default());
         }
         let awaited = source.filter(|_| self.come.writes == 0);
         if round.is_written && awaited.is_none() {
@@ -154,12 +159,12 @@ impl Push {
         }
     }
 
-    /// Writes to a peer; returns whether it did.
-    fn write(&mut self, to: Rank, actions: &mut Actions) -> bool {
+    /// Writes to a peer; returns the weight that it gives, if it does.
+    fn write(&mut self, to: Rank, waits: bool, actions: &mut Actions) -> Option<u64> {
         let mut word = 0;
         if let Some(weight) = &mut self.weight {
             if *weight < WEIGHT_MIN {
-                return false;
+                return None;
             }
             word = *weight / 2;
             *weight -= word;
@@ -167,9 +172,20 @@ impl Push {
             actions.update(Update::Scale { vector: Vector::Sum, factor: 0.5, piece });
         }
         let (id, from) = (self.ids.take(), self.exchanged());
-        actions.push(Action::Write { id, to, from, word });
+        actions.push(Action::Write { id, to, from, word, waits });
         self.finish.sent(to);
-        true
+        Some(word)
+    }
+
+    /// Takes what was given back: doubling undoes halving.
+    fn refused(&mut self, by: Rank, actions: &mut Actions) {
+        self.finish.refused(by);
+        let given = self.round.map_or(0, |round| round.given);
+        if let Some(weight) = &mut self.weight {
+            *weight += given;
+            let piece = 0..self.parameters;
+            actions.update(Update::Scale { vector: Vector::Sum, factor: 2.0, piece });
+        }
     }
 
     fn arrived(&mut self, word: u64, actions: &mut Actions) {
@@ -277,7 +293,10 @@ impl Policy for Push {
             // The parameters are those at which it computes already.
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
-            Event::Done(_, Outcome::Written) => {
+            Event::Done(_, outcome @ (Outcome::Written | Outcome::Refused { .. })) => {
+                if let Outcome::Refused { by } = outcome {
+                    self.refused(by, actions);
+                }
                 if let Some(round) = &mut self.round {
                     round.is_written = true;
                 }
