@@ -142,7 +142,8 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
                 let settings = format!("steps left={}", KILLED_OF - struck.len() as u32);
                 let one = || recovery(program.clone(), struck, &settings);
                 let times: Result<Vec<_>, _> = (0..arguments.times.min(PEER_TIMES)).map(|_| one()).collect();
-                let found = times.map_or_else(|error| format!("has no figure, as {error}"), |times| both(&times));
+                let found =
+                    times.map_or_else(|error| format!("has no figure, as {error}"), |times| both(&times));
                 beside.push_str(&format!("; Gloo's `_reconfigure` {found}"));
             }
             rows.push(Row {

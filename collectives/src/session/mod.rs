@@ -857,6 +857,8 @@ impl Drop for TellsOfPanic<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use pleach_membership::Message;
     use pleach_packing::topology::preset;
     use pleach_transport::rendezvous::{Rendezvous, World};

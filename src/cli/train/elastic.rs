@@ -592,20 +592,15 @@ mod tests {
     const AUTO: FabricChoice = FabricChoice::Auto;
 
     #[test]
-    fn ranks_join_by_some_schemes_alone_where_no_fault_is_named_and_nowhere_else_unnoticed() {
-        let scheme = |text: &str| text.parse::<Scheme>().expect("is a scheme");
-        let [sync, local, grid] = ["sync:bucket=16", "local-sgd", "bidmach"].map(scheme);
-        assert_eq!(faults(Some(&[]), &sync, AUTO), Ok(USUAL_FAULTS.to_vec()));
-        assert_eq!(faults(Some(&[]), &local, AUTO), Ok(USUAL_FAULTS.to_vec()));
-        assert_eq!(faults(Some(&[]), &grid, AUTO), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
+    fn no_process_joins_over_a_fabric_of_two_and_it_is_refused_only_where_it_is_named() {
+        assert_eq!(faults(Some(&[]), AUTO), Ok(USUAL_FAULTS.to_vec()));
         let named = [Fault::Leave, Fault::Join];
-        assert_eq!(faults(Some(&named), &sync, AUTO), Ok(named.to_vec()));
-        assert!(faults(Some(&named), &grid, AUTO).is_err());
+        assert_eq!(faults(Some(&named), AUTO), Ok(named.to_vec()));
         let mixed = FabricChoice::Only(Fabric::Hybrid);
-        assert!(faults(Some(&named), &sync, mixed).is_err());
-        assert_eq!(faults(Some(&[]), &sync, mixed), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
-        assert_eq!(faults(Some(&named[..1]), &grid, AUTO), Ok(vec![Fault::Leave]));
-        assert_eq!(faults(None, &grid, AUTO), Ok(Vec::new()));
+        assert!(faults(Some(&named), mixed).is_err());
+        assert_eq!(faults(Some(&[]), mixed), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
+        assert_eq!(faults(Some(&named[..1]), mixed), Ok(vec![Fault::Leave]));
+        assert_eq!(faults(None, mixed), Ok(Vec::new()));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Reads, writes and words of a simulated rank, carried out by the window of its engine.
 //!
-//! As a [`Trainer`](crate::Trainer) does it, a rank carries them out one after the other, in the
-//! order in which its policy asked for them: what follows a write that lacks a credit waits with
-//! it. Words have a slot of their own, the last one. A rank takes messages out of its window when
-//! it hears them, and so gives their credits then.
+//! As a [`Trainer`](crate::Trainer) does it, a rank carries them out one after the other, those to
+//! one peer in the order in which its policy asked for them. A message that waits for a credit holds
+//! up no read and no message to another peer; a write that does not wait is refused. Words have a
+//! slot of their own, the last one. A rank takes messages out of its window when it hears them, and
+//! so gives their credits then.
 //!
 //! A read of a table is made of several reads ([`PeerCopy`]). It begins anew from the copy as it
 //! was, with all that they have found so far, until none is missing.
@@ -99,12 +100,12 @@ impl OneSided {
         self.sent
     }
 
-    /// The peer whose credit the rank waits for.
+    /// The first peer whose credit the rank waits for.
     pub(crate) fn awaits(&self) -> Option<Rank> {
-        match self.asked.front()? {
+        self.asked.iter().find_map(|request| match request {
             Request::Write { to, .. } | Request::Tell { to, .. } => Some(*to),
             _ => None,
-        }
+        })
     }
 
     /// Publishes what the rank has published since the last call.
@@ -151,40 +152,52 @@ impl OneSided {
             events.extend(self.read_on(rank, engines)?.map(|event| (number, event)));
             return Ok(true);
         }
-        let Some(request) = self.asked.front() else { return Ok(false) };
-        match request {
-            Request::Read { .. } => {
-                let Some(Request::Read { id, from, into, piece, reads }) = self.asked.pop_front() else {
-                    return Ok(false);
-                };
-                self.reading = Some(Reading { id, from, into, piece, reads, found: Vec::new() });
-                self.read_on(rank, engines)?;
-            }
-            Request::Write { id, to, from, piece, word } => {
-                let written = self.written[*to as usize];
-                let slot = (written % u64::from(self.window.1)) as u16;
-                let row = rank.row();
-                let sent = encode(rank.piece(*from, piece), row, &mut self.rows);
-                let (bytes, id) = (size_of_val(sent) as u64, *id);
-                if !engines.write(number, (*to, slot), sent, *word)? {
-                    return Ok(false);
+        let mut held_up = Vec::new();
+        for place in 0..self.asked.len() {
+            match &self.asked[place] {
+                Request::Write { to, .. } | Request::Tell { to, .. } if held_up.contains(to) => {}
+                Request::Write { id, to, from, piece, word, waits } => {
+                    let (id, to, waits) = (*id, *to, *waits);
+                    let slot = (self.written[to as usize] % u64::from(self.window.1)) as u16;
+                    let row = rank.row();
+                    let sent = encode(rank.piece(*from, piece), row, &mut self.rows);
+                    let bytes = size_of_val(sent) as u64;
+                    let outcome = if engines.write(number, (to, slot), sent, *word)? {
+                        self.written[to as usize] += 1;
+                        self.sent += 1;
+                        rank.count(bytes);
+                        Outcome::Written
+                    } else if waits {
+                        held_up.push(to);
+                        continue;
+                    } else {
+                        Outcome::Refused { by: to }
+                    };
+                    self.asked.remove(place);
+                    events.push((number, Event::Done(id, outcome)));
+                    return Ok(true);
                 }
-                self.written[*to as usize] += 1;
-                self.sent += 1;
-                self.asked.pop_front();
-                rank.count(bytes);
-                events.push((number, Event::Done(id, Outcome::Written)));
-            }
-            Request::Tell { to, word } => {
-                if !engines.write(number, (*to, self.window.1), &[], *word)? {
-                    return Ok(false);
+                Request::Tell { to, word } => {
+                    if !engines.write(number, (*to, self.window.1), &[], *word)? {
+                        held_up.push(*to);
+                        continue;
+                    }
+                    self.sent += 1;
+                    self.asked.remove(place);
+                    return Ok(true);
                 }
-                self.sent += 1;
-                self.asked.pop_front();
+                _ => {
+                    let Some(Request::Read { id, from, into, piece, reads }) = self.asked.remove(place)
+                    else {
+                        unreachable!("the others go another way");
+                    };
+                    self.reading = Some(Reading { id, from, into, piece, reads, found: Vec::new() });
+                    self.read_on(rank, engines)?;
+                    return Ok(true);
+                }
             }
-            _ => unreachable!("these go another way"),
         }
-        Ok(true)
+        Ok(false)
     }
 
     /// Goes on with the read: begins the next one that it lacks, or ends it.

@@ -114,7 +114,7 @@ fn more_weight_than_all_ranks_have_is_refused() {
         mutated(plan, rank, |rank, _, actions| {
             let weigh = |action| match action {
                 Action::Write { id, to, from, .. } if rank == 3 => {
-                    Action::Write { id, to, from, word: u64::MAX }
+                    Action::Write { id, to, from, word: u64::MAX, waits: true }
                 }
                 other => other,
             };
