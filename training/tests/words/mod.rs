@@ -90,6 +90,8 @@ struct Told {
     /// Averages end in their order; reads and writes in any.
     averages: VecDeque<OperationId>,
     others: Vec<(OperationId, Ends)>,
+    /// Writes that do not wait for a credit. For some there is none.
+    unwaiting: u64,
     is_paused: bool,
 }
 
@@ -110,6 +112,7 @@ impl Told {
             computes: None,
             averages: VecDeque::new(),
             others: Vec::new(),
+            unwaiting: 0,
             is_paused: false,
         }
     }
@@ -128,17 +131,29 @@ impl Told {
             Err(error) => panic!("{text}: {event:?}: {error}"),
         }
         assert!(requests.len() <= REQUESTS_MAX, "{text}: {event:?}: {} requests", requests.len());
-        let mut is_last = false;
+        let (mut is_last, mut refused) = (false, Vec::new());
         for request in std::mem::take(&mut self.requests) {
             match request {
                 Request::Compute { step } if step == STEPS => is_last = true,
                 Request::Compute { step } => self.computes = Some(step),
                 Request::Average { id, .. } => self.averages.push_back(id),
                 Request::Read { id, .. } => self.others.push((id, Ends::Read)),
-                Request::Write { id, .. } => self.others.push((id, Ends::Written)),
+                Request::Write { id, waits: true, .. } => self.others.push((id, Ends::Written)),
+                Request::Write { id, to, .. } => {
+                    self.unwaiting += 1;
+                    if self.unwaiting % 4 == 0 {
+                        refused.push((id, to));
+                    } else {
+                        self.others.push((id, Ends::Written));
+                    }
+                }
                 Request::Tell { .. } => {}
                 other => panic!("{}: {other:?}", self.text),
             }
+        }
+        // At once, before anything else happens.
+        for (id, by) in refused {
+            self.tell(Event::Done(id, Outcome::Refused { by }))?;
         }
         if is_last { self.tell(Event::Stop) } else { Ok(()) }
     }
