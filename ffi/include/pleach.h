@@ -2603,10 +2603,10 @@ pleachResult_t pleachGetUniqueId(pleachUniqueId *uniqueId);
 // communicator works on memory of GPUs; pleachInvalidUsage between pleachGroupStart and
 // pleachGroupEnd, if there are 65536 windows already, the ranks ask for different windows or make
 // different calls, the communicator was finalized, or this process is a forked child;
-// pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left, has aborted
-// or has broken the protocol, or the members of a session have changed; pleachSystemError if the
-// ranks do not meet; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake
-// of the library.
+// pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left, has
+// aborted or has broken the protocol, or the members of a session have changed; pleachSystemError
+// if the ranks do not meet; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a
+// mistake of the library.
 pleachResult_t pleachWindowInit(pleachWindow_t *window,
                                 size_t count,
                                 pleachDataType_t datatype,

@@ -283,7 +283,7 @@ impl Group {
             Progress::WhenCalled => None,
             Progress::Thread => Some(ProgressThread::new(driver.clone(), number)),
         };
-        let shared = Shared {
+        let shared = Arc::new(Shared {
             progress,
             driver,
             rank,
@@ -301,8 +301,7 @@ impl Group {
             options: options.clone(),
             splits: AtomicU64::new(0),
             setup,
-        };
-        let shared = Arc::new(shared);
+        });
         let exact = (options.reproducible == Reproducible::Exact).then(Arc::default);
         Ok(Self {
             shared,

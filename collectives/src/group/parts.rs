@@ -1,14 +1,15 @@
 //! The groups into which the group of an epoch is split, and how they end with the epoch.
 //!
-//! A *part* has a device of its own, as any group that was split from another one: its ranks meet in
-//! the store of the epoch and connect. Its engine is that of an epoch all the same ([`EpochEnd`]).
-//! It stops at its first fault, tells it to the session, and waits for the end of the epoch. With
-//! that it severs its peers, so no peer reads or changes memory of the part any more, and its calls
-//! end with [`FaultKind::Changed`]. Windows and the rounds of a partial all-reduce are parts.
+//! A *part* has a device of its own, as any group that was split from another one: its ranks meet
+//! in the store of the epoch and connect. Its engine is that of an epoch all the same
+//! ([`EpochEnd`]). It stops at its first fault, tells it to the session, and waits for the end of
+//! the epoch. With that it severs its peers, so no peer reads or changes memory of the part any
+//! more, and its calls end with [`FaultKind::Changed`]. Windows and the rounds of a partial
+//! all-reduce are parts.
 //!
 //! A peer that has ended its pairs in a part may have heard of the next epoch first, or have failed
-//! to make the part. So it is no fault of the epoch before an engine that is used has waited for the
-//! end of the epoch for a while.
+//! to make the part. So it is no fault of the epoch before an engine that is used has waited for
+//! the end of the epoch for a while.
 //!
 //! **Invariants:** a part is listed before its ranks meet, so the end of the epoch reaches it. A
 //! fault of a part is told with the rank that its subject has in the epoch.
@@ -59,8 +60,8 @@ pub(crate) struct InEpoch {
 
 /// A part that is being made.
 pub(crate) struct NewPart {
-    pub(crate) board: Arc<StatusBoard>,
-    pub(crate) place: InEpoch,
+    board: Arc<StatusBoard>,
+    place: InEpoch,
     driver: Arc<OnceLock<Weak<Driver>>>,
 }
 
@@ -147,6 +148,11 @@ impl InEpoch {
 }
 
 impl NewPart {
+    /// The board of the part.
+    pub(crate) fn board(&self) -> Arc<StatusBoard> {
+        Arc::clone(&self.board)
+    }
+
     /// The part is made, and this drives it.
     pub(crate) fn made(self, driver: &Arc<Driver>) -> InEpoch {
         self.driver.get_or_init(|| Arc::downgrade(driver));

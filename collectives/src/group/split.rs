@@ -86,9 +86,10 @@ impl Group {
     /// The new group is independent of this one: it may be used at the same time by other threads,
     /// its failure ends no call here nor this group's there, and it stays when this one is closed.
     /// In a session that holds within an epoch: a failure of any of its groups ends the epoch, and
-    /// the epoch's end is that of all of them. Its options are those of the group that was joined, but for metrics, which it serves only
-    /// where each group takes any free port. Only for splitting it again must the process of rank 0
-    /// of that group still hold it or a group split from it.
+    /// the epoch's end is that of all of them. Its options are those of the group that was joined,
+    /// but for metrics, which it serves only where each group takes any free port. Only for
+    /// splitting it again must the process of rank 0 of that group still hold it or a group split
+    /// from it.
     ///
     /// # Errors
     ///
@@ -218,7 +219,7 @@ impl Group {
             _ => None,
         };
         let part = self.shared.in_epoch.as_ref().map(|in_epoch| in_epoch.part(rank, members));
-        let board = part.as_ref().map(|part| Arc::clone(&part.board));
+        let board = part.as_ref().map(super::parts::NewPart::board);
         let (joined, board) = meet(store, &options, &settings, board)?;
         Ok(Self::joined(joined, board, &options, part.map_or(Origin::Job, Origin::Part))?)
     }

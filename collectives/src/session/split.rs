@@ -14,8 +14,8 @@ use crate::group::{Group, SplitError};
 pub struct Split(Arc<Mutex<Option<Group>>>);
 
 impl Split {
-    /// The group in the epoch of the step that has begun. `None`: this process has no colour, no step
-    /// has begun since the epoch before, or a process reads the states behind this step
+    /// The group in the epoch of the step that has begun. `None`: this process has no colour, no
+    /// step has begun since the epoch before, or a process reads the states behind this step
     /// ([`Heal::Hidden`](super::Heal)).
     #[must_use]
     pub fn group(&self) -> Option<Group> {

@@ -536,7 +536,7 @@ mod tests {
             let before = calls.now();
             calls.read(0, (1, 1..3), false).expect("it lives");
             let read = until(&mut calls, |calls| calls.take_read(0));
-            assert_eq!(read, ReadSeen { version, word, elements: elements[1..].to_vec() });
+            assert_eq!(read, (version, word, elements[1..].to_vec()));
             let round_trip = Duration::from_nanos(4 * LATENCY_NS);
             let took = calls.now().since(before);
             assert!(took >= 3 * round_trip && took < 4 * round_trip, "{took:?}");

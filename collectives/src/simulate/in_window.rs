@@ -46,16 +46,8 @@ pub(crate) fn open(
     targets
 }
 
-/// What a read has found.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReadSeen {
-    /// The version, 0 if nothing was published.
-    pub version: u64,
-    /// Its word.
-    pub word: u64,
-    /// Its elements.
-    pub elements: Vec<f32>,
-}
+/// What a read has found: the version, 0 if nothing was published, its word and its elements.
+pub type ReadSeen = (u64, u64, Vec<f32>);
 
 /// A write of a peer.
 #[derive(Clone, Debug, PartialEq)]
@@ -129,7 +121,7 @@ impl RankWindow {
         let (version, word) = parts(member).0.reads.take(id)?;
         self.reading = None;
         let target = self.target.slice(0..bytes).expect("it was filled");
-        Some(ReadSeen { version, word: word.number(), elements: elements(&target) })
+        Some((version, word.number(), elements(&target)))
     }
 
     /// Whether a write into this slot at a peer waits for nothing.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use pleach_collectives::session::{Heal, Process};
+use pleach_collectives::session::{Change, Heal, Process};
 use pleach_collectives::{
     CollectiveError, Elastic, Group, JoinGroupError, Operation, Options, ReduceOp, Session, SessionError,
     Verdict,
@@ -291,6 +291,16 @@ fn interrupt_if_told(session: &mut Session) {
     session.interrupted_by(|| INTERRUPTED.load(Ordering::Relaxed));
 }
 
+/// A step is repeated.
+fn say_change(step: u64, change: &Change) {
+    let bits = |seats: &mut dyn Iterator<Item = &Process>| {
+        seats.fold(0_u64, |bits, process| bits | 1 << process.seat.0)
+    };
+    let left = bits(&mut change.left.iter().map(|(process, _)| process));
+    let members = bits(&mut change.members.iter());
+    say(&format!("retry {step} {} {} {left} {members} {change}", change.from, change.epoch));
+}
+
 fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     // The contributors, how many of them have had enough, and what differs from step to step.
     let mut sums = session.buffer::<u64>(2 + ELEMENTS).expect("there is memory");
@@ -373,14 +383,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
                     break;
                 }
             }
-            Ok(Verdict::Retry(change)) => {
-                let bits = |seats: &mut dyn Iterator<Item = &Process>| {
-                    seats.fold(0_u64, |bits, process| bits | 1 << process.seat.0)
-                };
-                let left = bits(&mut change.left.iter().map(|(process, _)| process));
-                let members = bits(&mut change.members.iter());
-                say(&format!("retry {step} {} {} {left} {members} {change}", change.from, change.epoch));
-            }
+            Ok(Verdict::Retry(change)) => say_change(step, &change),
             Err(SessionError::Left) => {
                 say("end Left");
                 break;

@@ -327,7 +327,8 @@ class Scheme:
         try:
             self._expect_finite(self._vector.not_finite_in_step(self._steps, False), "parameter")
         except PleachError:
-            # The exchange comes before the exception is raised, and one by windows does not look at the abort.
+            # The exchange comes before the exception is raised, and one by windows does not look
+            # at the abort.
             assert self._group is not None
             self._group.abort()
             with torch.no_grad():

@@ -82,7 +82,8 @@ def way_ddp_powersgd_hook():
         return future
 
     model = ddp(network())
-    # DDP makes its buckets anew after the first step, and the hook compresses from the third one on.
+    # DDP makes its buckets anew after the first step, and the hook compresses from the third one
+    # on.
     state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.1)
     model.register_comm_hook(state, powerSGD_hook if dist.get_backend() == "pleach" else in_turn)
     losses = trained(model) + trained(model) + trained(model)

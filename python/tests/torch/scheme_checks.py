@@ -524,7 +524,8 @@ class Checks:
                 else:
                     assert error.kind == "aborted" and flat(model).isfinite().all(), (number, error)
                 dist.barrier()
-        # A single element of many, at which each eighth step looks, and all ranks before the last exchange.
+        # A single element of many, at which each eighth step looks, and all ranks before the last
+        # exchange.
         for steps in (0, 8):
             model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(1000, 1, bias=False))
             optimizer = sgd(model)

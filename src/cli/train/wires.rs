@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach::collectives::simulate::calls::{Calls, ReadSeen, RoundSeen, WriteSeen};
+use pleach::collectives::simulate::calls::{Calls, RoundSeen, WriteSeen};
 use pleach::collectives::simulate::wired::{choose, price_in_rank_order};
 use pleach::schedule::wiring::Wiring;
 use pleach::transport::Nanos;
@@ -231,7 +231,7 @@ impl Engines for OverWires {
 
     fn take_read(&mut self, rank: Rank) -> Result<Option<ReadEnded>, String> {
         let read = self.calls.take_read(rank).map_err(text)?;
-        Ok(read.map(|ReadSeen { version, word, elements }| ReadEnded { version, word, elements }))
+        Ok(read.map(|(version, word, elements)| ReadEnded { version, word, elements }))
     }
 
     fn write(

@@ -321,19 +321,26 @@ impl<'e> OverEngines<'e> {
         self.start(rank.number())
     }
 
-    /// Takes a request that ranks exchange one-sided or in lines; hands others back.
-    pub(crate) fn take(&mut self, rank: Rank, request: Request) -> Option<Request> {
+    /// Takes a request that ranks exchange one-sided or in lines; hands others back, and writes
+    /// that do not wait and find no credit.
+    pub(crate) fn take(
+        &mut self,
+        rank: &mut SimulatedRank,
+        request: Request,
+    ) -> Result<Option<Request>, SimulationError> {
+        let number = rank.number();
         match request {
             Request::Read { .. } | Request::Write { .. } | Request::Tell { .. } => {
-                self.one_sided[rank as usize].ask(request);
+                let asked = self.one_sided[number as usize].ask(rank, request, &mut *self.engines);
+                return asked.map_err(failed_at(number));
             }
             Request::Contribute { .. }
             | Request::StepAside { .. }
             | Request::ComeBack { .. }
-            | Request::Leave { .. } => self.in_lines[rank as usize].ask(request),
-            request => return Some(request),
+            | Request::Leave { .. } => self.in_lines[number as usize].ask(request),
+            request => return Ok(Some(request)),
         }
-        None
+        Ok(None)
     }
 
     /// Publishes what a rank has published since the last call.

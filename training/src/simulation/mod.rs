@@ -753,7 +753,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let mut refused = Vec::new();
         for request in requests.drain(..) {
             let request = match &mut self.engines {
-                Some(engines) => engines.take(rank, request),
+                Some(engines) => engines.take(&mut self.ranks[rank as usize], request)?,
                 None => Some(request),
             };
             let Some(request) = request else { continue };
@@ -799,7 +799,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 Request::Read { id, from, into, piece, reads } => {
                     self.begin_reading(rank, from, (id, into, piece, reads), network);
                 }
-                Request::Write { id, to, waits: false, .. } if !self.ranks[rank as usize].has_credit(to) => {
+                Request::Write { id, to, waits: false, .. }
+                    if self.engines.is_some() || !self.ranks[rank as usize].has_credit(to) =>
+                {
                     refused.push((id, Outcome::Refused { by: to }));
                 }
                 Request::Write { id, to, from, piece, word, waits: _ } => {

@@ -1,10 +1,10 @@
 //! Reads, writes and words of a simulated rank, carried out by the window of its engine.
 //!
 //! As a [`Trainer`](crate::Trainer) does it, a rank carries them out one after the other, those to
-//! one peer in the order in which its policy asked for them. A message that waits for a credit holds
-//! up no read and no message to another peer; a write that does not wait is refused. Words have a
-//! slot of their own, the last one. A rank takes messages out of its window when it hears them, and
-//! so gives their credits then.
+//! one peer in the order in which its policy asked for them. A message that waits for a credit
+//! holds up no read and no message to another peer; a write that does not wait is refused. Words
+//! have a slot of their own, the last one. A rank takes messages out of its window when it hears
+//! them, and so gives their credits then.
 //!
 //! A read of a table is made of several reads ([`PeerCopy`]). It begins anew from the copy as it
 //! was, with all that they have found so far, until none is missing.
@@ -49,6 +49,8 @@ pub(crate) struct OneSided {
     /// The elements that a rank publishes, and the slots for writes.
     window: (usize, u16),
     asked: VecDeque<Request>,
+    /// Writes that did not wait, of whose end the rank was not told.
+    written_at_once: VecDeque<OperationId>,
     reading: Option<Reading>,
     /// By peer: writes so far, which take the slots in turn.
     written: Vec<u64>,
@@ -70,6 +72,7 @@ impl OneSided {
         Self {
             window: (len, slots.saturating_sub(1)),
             asked: VecDeque::new(),
+            written_at_once: VecDeque::new(),
             reading: None,
             written: vec![0; ranks],
             sent: 0,
@@ -79,20 +82,60 @@ impl OneSided {
         }
     }
 
-    /// Takes a request, to be carried out after those before.
-    pub(crate) fn ask(&mut self, request: Request) {
-        self.asked.push_back(request);
+    /// Takes a request, to be carried out after those before. A write that does not wait for a
+    /// credit is carried out at once, or comes back.
+    pub(crate) fn ask(
+        &mut self,
+        rank: &mut SimulatedRank,
+        request: Request,
+        engines: &mut dyn Engines,
+    ) -> Result<Option<Request>, String> {
+        let Request::Write { id, to, from, ref piece, word, waits: false } = request else {
+            self.asked.push_back(request);
+            return Ok(None);
+        };
+        let waits = |asked: &Request| match asked {
+            Request::Write { to: other, .. } | Request::Tell { to: other, .. } => *other == to,
+            _ => false,
+        };
+        if self.asked.iter().any(waits) || !self.try_write(rank, to, (from, piece.clone(), word), engines)? {
+            return Ok(Some(request));
+        }
+        self.written_at_once.push_back(id);
+        Ok(None)
+    }
+
+    /// Writes to a peer; false: there is no credit.
+    fn try_write(
+        &mut self,
+        rank: &mut SimulatedRank,
+        to: Rank,
+        (from, piece, word): (Vector, Range<usize>, u64),
+        engines: &mut dyn Engines,
+    ) -> Result<bool, String> {
+        let slot = (self.written[to as usize] % u64::from(self.window.1)) as u16;
+        let (number, row) = (rank.number(), rank.row());
+        let sent = encode(rank.piece(from, &piece), row, &mut self.rows);
+        let bytes = size_of_val(sent) as u64;
+        let is_written = engines.write(number, (to, slot), sent, word)?;
+        if is_written {
+            self.written[to as usize] += 1;
+            self.sent += 1;
+            rank.count(bytes);
+        }
+        Ok(is_written)
     }
 
     /// Carries out nothing of what was asked for.
     pub(crate) fn forget(&mut self) {
         self.asked.clear();
+        self.written_at_once.clear();
         self.reading = None;
     }
 
     /// Whether nothing that was asked for is left.
     pub(crate) fn is_idle(&self) -> bool {
-        self.asked.is_empty() && self.reading.is_none()
+        self.asked.is_empty() && self.written_at_once.is_empty() && self.reading.is_none()
     }
 
     /// Writes and words so far.
@@ -146,6 +189,10 @@ impl OneSided {
         events: &mut Vec<(Rank, Event)>,
     ) -> Result<bool, String> {
         let number = rank.number();
+        if let Some(id) = self.written_at_once.pop_front() {
+            events.push((number, Event::Done(id, Outcome::Written)));
+            return Ok(true);
+        }
         if let Some(reading) = &mut self.reading {
             let Some(found) = engines.take_read(number)? else { return Ok(false) };
             reading.found.push(found);
@@ -156,25 +203,14 @@ impl OneSided {
         for place in 0..self.asked.len() {
             match &self.asked[place] {
                 Request::Write { to, .. } | Request::Tell { to, .. } if held_up.contains(to) => {}
-                Request::Write { id, to, from, piece, word, waits } => {
-                    let (id, to, waits) = (*id, *to, *waits);
-                    let slot = (self.written[to as usize] % u64::from(self.window.1)) as u16;
-                    let row = rank.row();
-                    let sent = encode(rank.piece(*from, piece), row, &mut self.rows);
-                    let bytes = size_of_val(sent) as u64;
-                    let outcome = if engines.write(number, (to, slot), sent, *word)? {
-                        self.written[to as usize] += 1;
-                        self.sent += 1;
-                        rank.count(bytes);
-                        Outcome::Written
-                    } else if waits {
+                Request::Write { id, to, from, piece, word, waits: _ } => {
+                    let (id, to, write) = (*id, *to, (*from, piece.clone(), *word));
+                    if !self.try_write(rank, to, write, engines)? {
                         held_up.push(to);
                         continue;
-                    } else {
-                        Outcome::Refused { by: to }
-                    };
+                    }
                     self.asked.remove(place);
-                    events.push((number, Event::Done(id, outcome)));
+                    events.push((number, Event::Done(id, Outcome::Written)));
                     return Ok(true);
                 }
                 Request::Tell { to, word } => {

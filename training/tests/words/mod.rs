@@ -141,7 +141,7 @@ impl Told {
                 Request::Write { id, waits: true, .. } => self.others.push((id, Ends::Written)),
                 Request::Write { id, to, .. } => {
                     self.unwaiting += 1;
-                    if self.unwaiting % 4 == 0 {
+                    if self.unwaiting.is_multiple_of(4) {
                         refused.push((id, to));
                     } else {
                         self.others.push((id, Ends::Written));

@@ -18,7 +18,7 @@ use self::reach_error::ReachError;
 use super::deferred_responder::DeferredResponder;
 use super::device_factory::{DeviceFactory, Fabric, FabricChoice};
 use super::error::JoinError;
-use super::listening::{listening_address, listening_address_for_later};
+use super::listening::listening_address;
 use super::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
 use super::record::{Difference, PROTOCOL_VERSION, RankRecord, ranks_a_processor};
 use super::{Claim, OpenStoreError, Store, StoreError, Terms, World, cut};
@@ -171,7 +171,7 @@ pub(crate) fn found(
         let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
         let path = store.as_ref().and_then(|store| store.path());
         let own = RankRecord::own(1, world.host.as_deref(), None, path, &[]);
-        let address = listening_address_for_later(&World { rank: 0, ..world.clone() }, &[own])?;
+        let address = listening_address(&World { rank: 0, ..world.clone() }, &[own], true)?;
         let world = World { rank: 0, secret: Some(secret.clone()), world_size: seats, ..world.clone() };
         let mut joined = alone(&world, options, address, responder, fabrics)?;
         joined.store = store;
@@ -503,8 +503,7 @@ impl<'a> JoinProtocol<'a> {
         // Ranks that share memory are on one host.
         let address = match is_asked_for.unwrap_or(best) {
             Fabric::Shm => None,
-            _ if self.seats.is_some() => listening_address_for_later(self.world, records)?,
-            _ => listening_address(self.world, records)?,
+            _ => listening_address(self.world, records, self.seats.is_some())?,
         };
         let parameters = DeviceParameters {
             peer_fabrics: hosts.peer_fabrics(self.world.rank),

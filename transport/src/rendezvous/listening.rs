@@ -69,48 +69,40 @@ impl fmt::Display for NoAddress {
 }
 
 /// The address on which the rank of `world` listens for the ranks of these records; `None`:
-/// loopback.
+/// loopback. `others_come`: processes may come later, from other hosts too. That this host has no
+/// address for these is no error if `PLEACH_INTERFACE` names none: then processes of this host can
+/// join, and no others.
 ///
 /// # Errors
 ///
-/// [`JoinError::NoAddress`] and [`JoinError::SecretRequired`], if there are several hosts.
-pub(super) fn listening_address(world: &World, records: &[RankRecord]) -> Result<Option<IpAddr>, JoinError> {
-    let Some((rank, other)) = two_hosts(records) else { return Ok(None) };
-    let host = |rank: Rank| records[rank as usize].host_shown().to_owned();
-    let address = find(world.interface.as_deref(), world.rank, records, &KernelAddresses)
-        .map_err(|reason| JoinError::NoAddress { rank: world.rank, host: host(world.rank), reason })?;
-    if world.secret.is_none() {
-        return Err(JoinError::SecretRequired { rank, host: host(rank), other, other_host: host(other) });
-    }
-    Ok(Some(address))
-}
-
-/// As [`listening_address`], of a job that takes processes later.
-///
-/// # Errors
-///
-/// As there. That this host has no such address is no error if `PLEACH_INTERFACE` names none: then
-/// processes of this host can join, and no others.
-pub(super) fn listening_address_for_later(
+/// [`JoinError::NoAddress`] and [`JoinError::SecretRequired`], if there are several hosts;
+/// [`JoinError::NoAddress`], if `PLEACH_INTERFACE` names no interface.
+pub(super) fn listening_address(
     world: &World,
     records: &[RankRecord],
+    others_come: bool,
 ) -> Result<Option<IpAddr>, JoinError> {
-    if let Some(address) = listening_address(world, records)? {
-        return Ok(Some(address));
-    }
-    if world.secret.is_none() || !world.rendezvous.as_ref().is_some_and(is_found_from_other_hosts) {
+    let several = two_hosts(records);
+    let is_found = || world.rendezvous.as_ref().is_some_and(is_found_from_other_hosts);
+    if several.is_none() && !(others_come && world.secret.is_some() && is_found()) {
         return Ok(None);
     }
-    match find(world.interface.as_deref(), world.rank, records, &KernelAddresses) {
-        Ok(address) => Ok(Some(address)),
-        Err(reason @ NoAddress::Interface { .. }) => {
-            let host = records[world.rank as usize].host_shown().to_owned();
-            Err(JoinError::NoAddress { rank: world.rank, host, reason })
+    let host = |rank: Rank| records[rank as usize].host_shown().to_owned();
+    let address = match find(world.interface.as_deref(), world.rank, records, &KernelAddresses) {
+        Ok(address) => address,
+        Err(reason) if several.is_none() && !matches!(reason, NoAddress::Interface { .. }) => {
+            tracing::info!("rank {} {reason}: no process of another host can join", world.rank);
+            return Ok(None);
         }
         Err(reason) => {
-            tracing::info!("rank {} {reason}: no process of another host can join", world.rank);
-            Ok(None)
+            return Err(JoinError::NoAddress { rank: world.rank, host: host(world.rank), reason });
         }
+    };
+    match several.filter(|_| world.secret.is_none()) {
+        Some((rank, other)) => {
+            Err(JoinError::SecretRequired { rank, host: host(rank), other, other_host: host(other) })
+        }
+        None => Ok(Some(address)),
     }
 }
 
@@ -273,7 +265,7 @@ mod tests {
         for path in [None, Some(["127.0.0.1", "127.0.0.1"]), Some(["10.1.0.1", "10.1.0.1"])] {
             let records = [record("a", path), record("a", path)];
             assert_eq!(two_hosts(&records), None);
-            assert!(matches!(listening_address(&World::alone(), &records), Ok(None)));
+            assert!(matches!(listening_address(&World::alone(), &records, false), Ok(None)));
         }
         // 127.0.1.1 is reached from 127.0.0.1, and a name may be both.
         let mixed =
@@ -287,7 +279,7 @@ mod tests {
         let tcp = |host: &str| Some(Rendezvous::Tcp { host: host.to_owned(), port: 1 });
         let secret = Some(crate::auth::Secret::new(&[1; 32]));
         let world = World { rendezvous: tcp("10.1.0.1"), secret, ..World::alone() };
-        let listens = |world: &World| listening_address_for_later(world, &records);
+        let listens = |world: &World| listening_address(world, &records, true);
         assert!(matches!(listens(&world), Ok(Some(address)) if address == ip("10.1.0.1")));
         for host in ["127.0.0.1", "localhost", "::1"] {
             let here = World { rendezvous: tcp(host), ..world.clone() };
@@ -352,7 +344,7 @@ mod tests {
         let records = [record("a", None), record("b", None)];
         let world =
             World { rank: 1, world_size: 2, interface: Some("127.0.0.1".to_owned()), ..World::alone() };
-        let error = listening_address(&world, &records).expect_err("nobody reaches it").to_string();
+        let error = listening_address(&world, &records, false).expect_err("nobody reaches it").to_string();
         assert!(
             error.contains("rank 1 on ") && error.contains("127.0.0.1 (PLEACH_INTERFACE=127.0.0.1)"),
             "{error}"
@@ -364,10 +356,10 @@ mod tests {
     fn several_hosts_need_a_secret() {
         let records = [record("a", None), record("a", None), record("b", None)];
         let world = World { world_size: 3, interface: Some("10.1.0.1".to_owned()), ..World::alone() };
-        let error = listening_address(&world, &records).expect_err("no secret").to_string();
+        let error = listening_address(&world, &records, false).expect_err("no secret").to_string();
         assert!(error.contains("rank 0 on ") && error.contains("rank 2 on "), "{error}");
         assert!(error.contains("PLEACH_SECRET_FILE"), "{error}");
         let world = World { secret: Some(crate::auth::Secret::new(&[1; 32])), ..world };
-        assert!(matches!(listening_address(&world, &records), Ok(Some(_))));
+        assert!(matches!(listening_address(&world, &records, false), Ok(Some(_))));
     }
 }

@@ -409,7 +409,7 @@ fn device(
     let address = if terms.listens_outside {
         let mut elsewhere = holder.clone();
         elsewhere.network.clear();
-        listening_address(&World { rank: 1, ..world.clone() }, &[elsewhere, own.clone()])?
+        listening_address(&World { rank: 1, ..world.clone() }, &[elsewhere, own.clone()], false)?
     } else {
         None
     };

@@ -69,10 +69,6 @@ pub(crate) struct Known {
     pub(crate) asked_with: u64,
     /// Of this rank's updates those that its copy holds, as it has told.
     pub(crate) holds: u64,
-    /// Of this rank's updates those that it has refused, which the next write to it holds, and
-    /// those in the last write to it.
-    pub(crate) kept: u64,
-    pub(crate) offered: u64,
 }
 
 impl Known {

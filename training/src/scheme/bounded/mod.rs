@@ -121,6 +121,10 @@ pub(crate) struct BoundedStaleness {
     is_changed: bool,
     /// Whether a bound did not hold.
     is_exceeded: bool,
+    /// By rank: of this rank's updates those that it has refused, which the next write to it holds.
+    kept: Vec<u64>,
+    /// By rank: the updates in the last write to it.
+    offered: Vec<u64>,
     finish: Finish,
 }
 
@@ -145,6 +149,8 @@ impl BoundedStaleness {
             is_fresh: false,
             is_changed: true,
             is_exceeded: false,
+            kept: vec![0; plan.ranks as usize],
+            offered: vec![0; plan.ranks as usize],
             finish: Finish::new(plan),
         }
     }
@@ -234,9 +240,8 @@ impl BoundedStaleness {
     /// Adds the updates that an owner has refused to the one that it is sent now; returns how many
     /// it is the sum of.
     fn merge_kept(&mut self, to: Rank, actions: &mut Actions) -> u64 {
-        let known = &mut self.known[to as usize];
-        let kept = std::mem::take(&mut known.kept);
-        known.offered = kept + 1;
+        let kept = std::mem::take(&mut self.kept[to as usize]);
+        self.offered[to as usize] = kept + 1;
         if kept > 0 {
             let (into, from) = (Vector::Delta, Vector::Residual);
             let piece = self.plan.share(to, self.parameters);
@@ -248,15 +253,14 @@ impl BoundedStaleness {
     /// Keeps the updates that an owner has refused.
     fn refused(&mut self, by: Rank, actions: &mut Actions) {
         self.finish.refused(by);
-        let known = &mut self.known[by as usize];
-        known.kept = known.offered;
+        self.kept[by as usize] = self.offered[by as usize];
         let piece = self.plan.share(by, self.parameters);
         actions.update(Update::Copy { from: Vector::Delta, into: Vector::Residual, piece });
     }
 
     /// Adds the updates that were refused to a copy that was read: its owner does not hold them.
     fn add_kept(&mut self, actions: &mut Actions) {
-        for owner in self.plan.peers().filter(|owner| self.known[*owner as usize].kept > 0) {
+        for owner in self.plan.peers().filter(|owner| self.kept[*owner as usize] > 0) {
             let (into, from) = (Vector::Parameters, Vector::Residual);
             let piece = self.plan.share(owner, self.parameters);
             actions.update(Update::Mix { into, alpha: 1.0, from, beta: 1.0, piece });
@@ -266,7 +270,7 @@ impl BoundedStaleness {
     /// Sends the updates that were refused.
     fn send_kept(&mut self, actions: &mut Actions) {
         for to in self.plan.peers() {
-            let kept = std::mem::take(&mut self.known[to as usize].kept);
+            let kept = std::mem::take(&mut self.kept[to as usize]);
             if kept > 0 {
                 self.write(to, Vector::Residual, kept, true, actions);
             }

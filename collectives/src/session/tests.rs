@@ -1,0 +1,164 @@
+use std::time::Duration;
+
+use pleach_membership::Message;
+use pleach_packing::topology::preset;
+use pleach_transport::rendezvous::{Rendezvous, World};
+use pleach_transport::{PostError, Responder as _, rendezvous::FabricChoice};
+
+use super::*;
+use crate::engine::EngineError;
+
+/// How long a question may take, on a busy machine.
+const ASK_LIMIT: Duration = Duration::from_secs(60);
+
+fn alone() -> Session {
+    let mut options = Options::new(World::alone());
+    options.fabric = FabricChoice::Only(pleach_transport::rendezvous::Fabric::Tcp);
+    Session::join(&options, &Elastic::between(1, 1)).expect("joins")
+}
+
+#[test]
+fn questions_are_answered_while_a_process_waits_for_a_seat() {
+    let folder = std::env::temp_dir().join(format!("pleach-full-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("a new folder");
+    let world = World { rendezvous: Some(Rendezvous::File { folder: folder.clone() }), ..World::alone() };
+    let mut options = Options::new(world.clone());
+    options.fabric = FabricChoice::Only(pleach_transport::rendezvous::Fabric::Tcp);
+    let full = Session::join(&options, &Elastic::between(1, 1)).expect("joins");
+    let (longest, waited) = std::thread::scope(|scope| {
+        let newcomer = scope.spawn(|| {
+            let since = clock::now();
+            let error = Session::join(&options, &Elastic::between(1, 1)).expect_err("there is no seat");
+            assert!(error.to_string().contains("all its 1 seats are taken"), "{error}");
+            clock::now().since(since)
+        });
+        let mut longest = Duration::ZERO;
+        while !newcomer.is_finished() {
+            let since = clock::now();
+            let rows = asks::members(&world, ASK_LIMIT).expect("the job runs");
+            assert_eq!(rows.len(), 1);
+            longest = longest.max(clock::now().since(since));
+            // A server answers a number of them, and is opened anew then.
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+        (longest, newcomer.join().expect("it was refused"))
+    });
+    drop(full);
+    std::fs::remove_dir_all(folder).expect("it is there");
+    assert!(longest < waited / 2, "a question waited {longest:?} of {waited:?}");
+}
+
+#[test]
+fn a_topology_without_links_of_some_seats_is_refused() {
+    let mut options = Options::new(World::alone());
+    options.topology = Some(Arc::new(preset("star:4@1").expect("a topology")));
+    let error = Session::join(&options, &Elastic::between(1, 5)).expect_err("a seat has no links");
+    assert!(error.to_string().contains("a topology of fewer ranks than seats"), "{error}");
+}
+
+#[test]
+fn an_epoch_that_could_not_be_entered_ends_and_the_next_one_is_entered() {
+    let mut session = alone();
+    assert_eq!(session.next().expect("a step begins"), 0);
+    assert_eq!(session.commit(Ok(())).expect("alone"), Verdict::Committed);
+    let record = session.member.lock().entered().expect("is a member");
+    session.epoch = None;
+    drop(session.member.lock().close());
+    let full = EngineError::Post(PostError::QueueFull { peer: 0 });
+    session.could_not_enter(&record, GroupError::Engine(full)).expect("is tried again");
+    assert_eq!(session.next().expect("a step begins"), 1);
+    assert_eq!(session.epoch(), 1, "not in the epoch that could not be entered");
+    session.leave().expect("is left");
+}
+
+#[test]
+fn who_names_a_seat_that_there_is_not_ends_the_session_with_an_error() {
+    let mut session = alone();
+    let record = Record::first(vec![Process::new(7, 1)]).expect("has a member");
+    for part in envelope::parts(&Message::Decided(Arc::new(record))) {
+        assert_eq!(session.incoming.message(0, &part), None, "nothing is answered");
+    }
+    let until = clock::now() + session.setting.options().timeout;
+    let error = loop {
+        match session.attempt(|_, _| Ok(())) {
+            Ok(verdict) => assert_eq!(verdict, Verdict::Committed),
+            Err(error) => break error,
+        }
+        assert!(clock::now() < until, "it was told");
+    };
+    let SessionError::NoSuchSeat { from, seat, seats } = &error else { panic!("{error}") };
+    assert_eq!((from.seat, *seat, *seats), (Seat(0), Seat(7), 1));
+}
+
+#[test]
+fn who_has_given_up_makes_no_group() {
+    let mut session = alone();
+    let record = session.await_entry().expect("is a member");
+    // The thread of the session may give up after the caller has last looked.
+    session.member.drop_session();
+    assert!(!session.enter(&record).expect("is not tried"), "nothing would end the group");
+}
+
+#[test]
+fn a_group_whose_epoch_no_record_has_ended_ends_with_the_session() {
+    let mut session = alone();
+    assert_eq!(session.next().expect("a step begins"), 0);
+    let group = session.group().expect("has begun").clone();
+    session.end_group();
+    let error = group.all_reduce(&mut [1_i32], pleach_vocabulary::ReduceOp::Sum).expect_err("has ended");
+    assert!(error.is_change(), "{error}");
+}
+
+#[test]
+fn a_signal_that_tells_to_leave_is_seen_at_the_end_of_the_step() {
+    let mut session = alone();
+    session.next().expect("a step begins");
+    session.member.leaves_when().store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(session.commit(Ok(())).expect("alone"), Verdict::Committed);
+    let error = session.next().expect_err("leaves");
+    assert!(matches!(error, SessionError::Left), "{error}");
+}
+
+#[test]
+fn a_state_that_is_being_changed_is_not_read() {
+    let mut session = alone();
+    let mut state = session.state::<u8>("w", 8).expect("has memory");
+    assert_eq!(session.attempt(|_, _| Ok(())).expect("alone"), Verdict::Committed);
+    state.update(|bytes| {
+        bytes.fill(1);
+        let error = session.audit().expect_err("would read what changes");
+        assert!(matches!(&error, SessionError::StateInUse(name) if name == "w"), "{error}");
+    });
+    session.audit().expect("nobody changes it");
+    let error = session.state::<u8>(&"w".repeat(1025), 8).expect_err("is too long");
+    assert!(error.to_string().contains("1025 bytes; give at most 1024"), "{error}");
+}
+
+#[test]
+fn who_is_interrupted_while_it_leaves_is_told_so() {
+    let mut session = alone();
+    session.interrupted_by(|| true);
+    let until = clock::now() + session.setting.options().timeout;
+    while !session.member.lock().is_interrupted() {
+        session.member.ask_whether_interrupted();
+        assert!(clock::now() < until, "it is asked now and then");
+    }
+    let error = session.leave().expect_err("is interrupted");
+    assert!(matches!(error, SessionError::Interrupted), "{error}");
+}
+
+#[test]
+fn a_change_names_all_that_left_also_with_an_epoch_in_between() {
+    let members = |seats: &[u32]| -> Vec<Process> {
+        seats.iter().map(|seat| Process::new(*seat, u64::from(*seat) + 7)).collect()
+    };
+    let first = Record::first(members(&[0, 1, 2, 3])).expect("has members");
+    let died = |seat: u32| pleach_membership::Cause { process: members(&[seat])[0], reason: Reason::Died };
+    let second = first.next(members(&[0, 1, 3]), 4, Agreed::Retry, vec![died(2)]).expect("has members");
+    let third = second.next(members(&[0, 1]), 4, Agreed::Retry, vec![died(3)]).expect("has members");
+    let change = Change::between(&first, &third);
+    assert_eq!((change.from, change.epoch), (0, 2));
+    let left: Vec<u32> = change.left.iter().map(|(process, _)| process.seat.0).collect();
+    assert_eq!(left, [2, 3]);
+    assert_eq!(change.left[1].1, Reason::Died);
+}
