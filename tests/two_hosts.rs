@@ -179,6 +179,14 @@ fn member(fabric: FabricChoice) {
         let verdict = session.attempt(|group, _| {
             sum.fill(1.0);
             ranks = group.world_size();
+            if ranks > 1 {
+                // Parts of the group reach each other where its members do.
+                let all = group.split(Some(0), group.rank())?.expect("it has a colour");
+                let mut ones = [1.0_f32];
+                all.all_reduce(&mut ones, ReduceOp::Sum)?;
+                assert_eq!(ones, [2.0]);
+                all.close()?;
+            }
             group.all_reduce(&mut sum, ReduceOp::Sum)
         });
         verdict.expect("nobody ends");

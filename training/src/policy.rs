@@ -29,8 +29,8 @@
 //! before the step that is computed meanwhile has ended, and before [`Event::Pause`] and
 //! [`Event::Stop`]. What becomes of its elements is the policy's: it takes the exchange back, or
 //! keeps them for a later write. So each element that a scheme conserves is at any time in one
-//! place: sent, taken back, or kept. A rank that rests or stops sends what it has kept by writes
-//! that wait.
+//! place: sent, taken back, or kept. A rank that stops sends what it has kept by writes that wait.
+//! One that rests does the same, or has it in its state.
 
 use std::ops::Range;
 

@@ -86,7 +86,7 @@ pub mod witness;
 pub use auth::Secret;
 pub use clock::Nanos;
 #[doc(hidden)]
-pub use control::{host_identity, listening_address, tune_stream};
+pub use control::{host_identity, listening_address, listening_address_of, tune_stream};
 pub use device::{
     Address, Armed, AtomicOp, BackendError, ConnectError, DRAINS_MAX, Device, DeviceConfig, DeviceInfo,
     Event, Flush, Incarnation, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, Meeting, PostError, Reach,

@@ -123,8 +123,11 @@ pub(crate) fn of_slots(record: u64, below: u16) -> Vec<u8> {
     Writer::default().u8(SLOTS).u64(record).u16(below).finish()
 }
 
-/// A value of the store of an epoch; `None`: more bytes than a control message has room for.
+/// A value of the store of an epoch; `None`: the key or both together have too many bytes.
 pub(crate) fn of_meeting(epoch: u64, key: &str, value: &[u8]) -> Option<Vec<u8>> {
+    if key.len() > KEY_BYTES_MAX {
+        return None;
+    }
     let message = Writer::default().u8(MEETING).u64(epoch).bytes(key.as_bytes()).raw(value).finish();
     (message.len() <= pleach_transport::MESSAGE_BYTES_MAX).then_some(message)
 }

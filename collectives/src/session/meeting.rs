@@ -9,12 +9,13 @@
 //! ends with the cause.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use pleach_transport::Nanos;
 use pleach_transport::clock::now;
 use pleach_transport::mutex::lock;
-use pleach_transport::rendezvous::{Claim, Store, StoreError};
+use pleach_transport::rendezvous::{Claim, Store, StoreError, StorePath};
 use pleach_vocabulary::Rank;
 
 use super::envelope::of_meeting;
@@ -100,11 +101,19 @@ pub(crate) struct EpochStore {
     epoch: u64,
     /// Of the device.
     others: Vec<Rank>,
+    /// Where this member's device listens, if others reach it there: parts listen there, too.
+    address: Option<IpAddr>,
 }
 
 impl EpochStore {
-    pub(crate) fn new(meetings: &Arc<Meetings>, member: &Arc<Member>, epoch: u64, others: Vec<Rank>) -> Self {
-        Self { meetings: Arc::clone(meetings), member: Arc::downgrade(member), epoch, others }
+    pub(crate) fn new(
+        meetings: &Arc<Meetings>,
+        member: &Arc<Member>,
+        epoch: u64,
+        others: Vec<Rank>,
+        address: Option<IpAddr>,
+    ) -> Self {
+        Self { meetings: Arc::clone(meetings), member: Arc::downgrade(member), epoch, others, address }
     }
 }
 
@@ -161,6 +170,10 @@ impl Store for EpochStore {
         // Only members are told.
     }
 
+    fn path(&self) -> Option<StorePath> {
+        self.address.map(|address| StorePath { local: address, remote: address })
+    }
+
     fn ended(&self) -> Option<String> {
         self.meetings.end_of(self.epoch)
     }
@@ -177,7 +190,13 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn store(meetings: &Arc<Meetings>, epoch: u64) -> EpochStore {
-        EpochStore { meetings: Arc::clone(meetings), member: Weak::new(), epoch, others: Vec::new() }
+        EpochStore {
+            meetings: Arc::clone(meetings),
+            member: Weak::new(),
+            epoch,
+            others: Vec::new(),
+            address: None,
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ use std::thread::JoinHandle;
 
 use pleach_membership::{Input, Record, Verdict as Agreed};
 use pleach_transport::rendezvous::{Presence, Store};
-use pleach_transport::{Flush, Slice, Space, clock};
+use pleach_transport::{Flush, Slice, Space, clock, listening_address_of};
 use pleach_vocabulary::Rank;
 use signal_hook::SigId;
 
@@ -724,7 +724,8 @@ impl Session {
         let engine = Carried { scratch, seed: record.digest().seed(), former };
         let carried = CarriedGroup { engine: &engine, number: self.number, parts: &parts };
         let others = ranks.into_iter().filter(|rank| *rank != self.process.seat.0).collect();
-        let store = EpochStore::new(self.incoming.meetings(), &self.member, number, others);
+        let address = listening_address_of(&self.device.info().address);
+        let store = EpochStore::new(self.incoming.meetings(), &self.member, number, others, address);
         let of_session = (carried, Box::new(store) as Box<dyn Store>);
         match self.setting.group(&places, own as usize, Box::new(device), board, of_session) {
             Ok(group) => {

@@ -1,11 +1,10 @@
 //! Where processes are: what is known of those that may be connected to.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 
 use pleach_membership::{Process, Record, Seat};
 use pleach_transport::wire::{Malformed, Reader, Writer};
-use pleach_transport::{Address, Incarnation};
+use pleach_transport::{Address, Incarnation, listening_address_of};
 use pleach_vocabulary::Rank;
 
 use crate::group::Place;
@@ -45,7 +44,7 @@ impl Neighbour {
     /// The address of its host, where it listens on one that others reach, or else the host's
     /// number.
     pub(crate) fn host_shown(&self) -> String {
-        match ip_of(&self.address) {
+        match listening_address_of(&self.address) {
             Some(ip) if !ip.is_loopback() => ip.to_string(),
             _ => self.host.to_string(),
         }
@@ -67,12 +66,6 @@ impl Neighbour {
         let address = Address(reader.text(ADDRESS_BYTES_MAX)?);
         Ok(Self { process, host, ranks_a_processor, address })
     }
-}
-
-/// Where it listens for connections; `None`: processes of its host alone reach it.
-fn ip_of(address: &Address) -> Option<IpAddr> {
-    let text = address.0.rsplit(['/', ' ']).next().unwrap_or_default();
-    text.parse::<SocketAddr>().ok().map(|address| address.ip())
 }
 
 /// What a process knows of the places of members and of those that wait to join.
@@ -100,9 +93,11 @@ impl Roster {
     /// address, or one of its own. The newcomer and who gives seats make it of the same roster, and
     /// all others are told, so all know the same of it.
     pub(crate) fn newcomer(&self, process: Process, address: Address, seats: u32) -> Neighbour {
-        let ip = ip_of(&address);
-        let beside = self.0.values().find(|neighbour| ip_of(&neighbour.address) == ip);
-        let host = beside.map_or(seats + process.seat.0, |neighbour| neighbour.host);
+        let ip = listening_address_of(&address);
+        let beside = self.0.values().find(|neighbour| listening_address_of(&neighbour.address) == ip);
+        let is_taken = |host: &u32| self.0.values().any(|neighbour| neighbour.host == *host);
+        let new = || (seats..).find(|host| !is_taken(host)).expect("there are fewer hosts than numbers");
+        let host = beside.map_or_else(new, |neighbour| neighbour.host);
         let share = self.0.values().map(|neighbour| neighbour.ranks_a_processor).max();
         Neighbour::new(process, host, share.unwrap_or(1), address)
     }
@@ -146,15 +141,24 @@ mod tests {
             let newcomer = roster.newcomer(Process::new(5, 1), Address(address.to_owned()), 8);
             (newcomer.host, newcomer.ranks_a_processor)
         };
-        let roster =
-            Roster::new([at(0, 0, "10.1.0.1:4000"), at(1, 1, "10.1.0.2:4000"), at(2, 1, "10.1.0.2:4001")]);
-        assert_eq!(place(&roster, "10.1.0.1:4002"), (0, 3));
-        assert_eq!(place(&roster, "10.1.0.2:4002"), (1, 3));
-        assert_eq!(place(&roster, "10.1.0.3:4000"), (8 + 5, 3), "a host of its own");
-        let here = Roster::new([at(0, 0, "127.0.0.1:4000")]);
-        assert_eq!(place(&here, "127.0.0.1:4001"), (0, 1));
-        let shared = Roster::new([at(0, 3, "shm/1"), at(1, 3, "shm/2")]);
-        assert_eq!(place(&shared, "shm/3"), (3, 2));
+        let roster = Roster::new([
+            at(0, 0, "tcp:10.1.0.1:4000"),
+            at(1, 1, "tcp:10.1.0.2:4000"),
+            at(2, 1, "tcp:10.1.0.2:4001"),
+            at(3, 8, "tcp:[fd00::3]:4000"),
+        ]);
+        assert_eq!(place(&roster, "tcp:10.1.0.1:4002"), (0, 4));
+        assert_eq!(place(&roster, "tcp:10.1.0.2:4002"), (1, 4));
+        assert_eq!(place(&roster, "tcp:[fd00::3]:4001"), (8, 4));
+        assert_eq!(place(&roster, "tcp:10.1.0.3:4000"), (9, 4), "a host of its own");
+        let here = Roster::new([at(0, 0, "tcp:127.0.0.1:4000")]);
+        assert_eq!(place(&here, "tcp:127.0.0.1:4001"), (0, 1));
+        let shared = Roster::new([at(0, 3, "shm:aa"), at(1, 3, "shm:bb")]);
+        assert_eq!(place(&shared, "shm:cc"), (3, 2));
+        let shown = |address: &str| at(0, 3, address).host_shown();
+        assert_eq!(shown("tcp:10.1.0.1:4000"), "10.1.0.1");
+        assert_eq!(shown("shm:aa tcp:10.1.0.2:4000"), "10.1.0.2");
+        assert_eq!([shown("tcp:127.0.0.1:4000"), shown("shm:aa")], ["3", "3"]);
     }
 
     #[test]

@@ -282,6 +282,15 @@ impl Calls {
         read
     }
 
+    /// Whether a rank's write before into a slot at a peer was taken.
+    ///
+    /// # Errors
+    ///
+    /// The group has failed, with its verdict.
+    pub fn has_credit(&mut self, rank: Rank, target: (Rank, u16)) -> Result<bool, TimeError> {
+        Ok(self.able(rank)?.is_some_and(|member| RankWindow::has_credit(member, target.0, target.1)))
+    }
+
     /// Writes into a slot of a rank at a peer, with a word. False: its write before was not taken,
     /// or the rank cannot write now.
     ///

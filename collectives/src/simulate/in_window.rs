@@ -124,6 +124,11 @@ impl RankWindow {
         Some((version, word.number(), elements(&target)))
     }
 
+    /// Whether the peer has taken the write before into this slot.
+    pub(crate) fn has_credit(member: &mut Member, peer: Rank, slot: u16) -> bool {
+        parts(member).0.slots_and_peers().0.is_free(peer, slot)
+    }
+
     /// Whether a write into this slot at a peer waits for nothing.
     pub(crate) fn is_free(member: &mut Member, peer: Rank, slot: u16) -> bool {
         let (slots, peers) = parts(member).0.slots_and_peers();

@@ -4,8 +4,8 @@
 holds its tensors until the job has ended.
 
 Callbacks of a future run in the thread of the lane, before its next job, or in that of the program if
-it attaches them later. Either way the collectives that a callback starts stand right behind its own
-operation on all ranks, also where the program starts others meanwhile.
+it attaches them when the operation has ended. The collectives that a callback starts stand right
+behind its own operation on all ranks, if it is attached before the program starts the next one.
 """
 
 from __future__ import annotations

@@ -234,6 +234,10 @@ impl Engines for OverWires {
         Ok(read.map(|(version, word, elements)| ReadEnded { version, word, elements }))
     }
 
+    fn has_credit(&mut self, rank: Rank, target: (Rank, u16)) -> Result<bool, String> {
+        self.calls.has_credit(rank, target).map_err(text)
+    }
+
     fn write(
         &mut self,
         rank: Rank,

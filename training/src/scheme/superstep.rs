@@ -302,9 +302,9 @@ impl Policy for Supersteps {
 
     fn remark(&self) -> Option<String> {
         let Short { barriers, slowest, least } = self.short?;
-        let lookahead = self.lookahead;
+        let (lookahead, of) = (self.lookahead, if self.by_sums { "seat" } else { "rank" });
         Some(format!(
-            "lookahead={lookahead} is too short for the steps of rank {slowest}: {barriers} barriers stood behind a \
+            "lookahead={lookahead} is too short for the steps of {of} {slowest}: {barriers} barriers stood behind a \
              single step of each rank; give at least lookahead={least}"
         ))
     }

@@ -164,7 +164,15 @@ pub trait Engines {
     /// The ranks have failed, as text.
     fn take_read(&mut self, rank: Rank) -> Result<Option<ReadEnded>, String>;
 
-    /// Writes into a slot of a rank at a peer. False: not now, as the write before was not taken.
+    /// Whether a rank's write before into a slot at a peer was taken.
+    ///
+    /// # Errors
+    ///
+    /// The ranks have failed, as text.
+    fn has_credit(&mut self, rank: Rank, target: (Rank, u16)) -> Result<bool, String>;
+
+    /// Writes into a slot of a rank at a peer. False: not now, as the write before was not taken,
+    /// or others of the rank are on their way.
     ///
     /// # Errors
     ///
@@ -323,21 +331,16 @@ impl<'e> OverEngines<'e> {
 
     /// Takes a request that ranks exchange one-sided or in lines; hands others back, and writes
     /// that do not wait and find no credit.
-    pub(crate) fn take(
-        &mut self,
-        rank: &mut SimulatedRank,
-        request: Request,
-    ) -> Result<Option<Request>, SimulationError> {
-        let number = rank.number();
+    pub(crate) fn take(&mut self, rank: Rank, request: Request) -> Result<Option<Request>, SimulationError> {
         match request {
             Request::Read { .. } | Request::Write { .. } | Request::Tell { .. } => {
-                let asked = self.one_sided[number as usize].ask(rank, request, &mut *self.engines);
-                return asked.map_err(failed_at(number));
+                let asked = self.one_sided[rank as usize].ask(rank, request, &mut *self.engines);
+                return asked.map_err(failed_at(rank));
             }
             Request::Contribute { .. }
             | Request::StepAside { .. }
             | Request::ComeBack { .. }
-            | Request::Leave { .. } => self.in_lines[number as usize].ask(request),
+            | Request::Leave { .. } => self.in_lines[rank as usize].ask(request),
             request => return Ok(Some(request)),
         }
         Ok(None)

@@ -753,7 +753,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let mut refused = Vec::new();
         for request in requests.drain(..) {
             let request = match &mut self.engines {
-                Some(engines) => engines.take(&mut self.ranks[rank as usize], request)?,
+                Some(engines) => engines.take(rank, request)?,
                 None => Some(request),
             };
             let Some(request) = request else { continue };

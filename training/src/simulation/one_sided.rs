@@ -49,8 +49,6 @@ pub(crate) struct OneSided {
     /// The elements that a rank publishes, and the slots for writes.
     window: (usize, u16),
     asked: VecDeque<Request>,
-    /// Writes that did not wait, of whose end the rank was not told.
-    written_at_once: VecDeque<OperationId>,
     reading: Option<Reading>,
     /// By peer: writes so far, which take the slots in turn.
     written: Vec<u64>,
@@ -72,7 +70,6 @@ impl OneSided {
         Self {
             window: (len, slots.saturating_sub(1)),
             asked: VecDeque::new(),
-            written_at_once: VecDeque::new(),
             reading: None,
             written: vec![0; ranks],
             sent: 0,
@@ -82,60 +79,42 @@ impl OneSided {
         }
     }
 
-    /// Takes a request, to be carried out after those before. A write that does not wait for a
-    /// credit is carried out at once, or comes back.
+    /// Takes a request, to be carried out after those before. A write that does not wait comes back
+    /// where there is no credit.
     pub(crate) fn ask(
         &mut self,
-        rank: &mut SimulatedRank,
+        rank: Rank,
         request: Request,
         engines: &mut dyn Engines,
     ) -> Result<Option<Request>, String> {
-        let Request::Write { id, to, from, ref piece, word, waits: false } = request else {
-            self.asked.push_back(request);
-            return Ok(None);
-        };
-        let waits = |asked: &Request| match asked {
-            Request::Write { to: other, .. } | Request::Tell { to: other, .. } => *other == to,
-            _ => false,
-        };
-        if self.asked.iter().any(waits) || !self.try_write(rank, to, (from, piece.clone(), word), engines)? {
-            return Ok(Some(request));
+        if let Request::Write { to, waits: false, .. } = request {
+            let waits = |asked: &Request| match asked {
+                Request::Write { to: other, .. } | Request::Tell { to: other, .. } => *other == to,
+                _ => false,
+            };
+            let is_held_up = self.asked.iter().any(waits);
+            if is_held_up || !engines.has_credit(rank, (to, self.next_slot(to)))? {
+                return Ok(Some(request));
+            }
         }
-        self.written_at_once.push_back(id);
+        self.asked.push_back(request);
         Ok(None)
     }
 
-    /// Writes to a peer; false: there is no credit.
-    fn try_write(
-        &mut self,
-        rank: &mut SimulatedRank,
-        to: Rank,
-        (from, piece, word): (Vector, Range<usize>, u64),
-        engines: &mut dyn Engines,
-    ) -> Result<bool, String> {
-        let slot = (self.written[to as usize] % u64::from(self.window.1)) as u16;
-        let (number, row) = (rank.number(), rank.row());
-        let sent = encode(rank.piece(from, &piece), row, &mut self.rows);
-        let bytes = size_of_val(sent) as u64;
-        let is_written = engines.write(number, (to, slot), sent, word)?;
-        if is_written {
-            self.written[to as usize] += 1;
-            self.sent += 1;
-            rank.count(bytes);
-        }
-        Ok(is_written)
+    /// The slot of the next write to a peer.
+    fn next_slot(&self, to: Rank) -> u16 {
+        (self.written[to as usize] % u64::from(self.window.1)) as u16
     }
 
     /// Carries out nothing of what was asked for.
     pub(crate) fn forget(&mut self) {
         self.asked.clear();
-        self.written_at_once.clear();
         self.reading = None;
     }
 
     /// Whether nothing that was asked for is left.
     pub(crate) fn is_idle(&self) -> bool {
-        self.asked.is_empty() && self.written_at_once.is_empty() && self.reading.is_none()
+        self.asked.is_empty() && self.reading.is_none()
     }
 
     /// Writes and words so far.
@@ -189,10 +168,6 @@ impl OneSided {
         events: &mut Vec<(Rank, Event)>,
     ) -> Result<bool, String> {
         let number = rank.number();
-        if let Some(id) = self.written_at_once.pop_front() {
-            events.push((number, Event::Done(id, Outcome::Written)));
-            return Ok(true);
-        }
         if let Some(reading) = &mut self.reading {
             let Some(found) = engines.take_read(number)? else { return Ok(false) };
             reading.found.push(found);
@@ -204,11 +179,17 @@ impl OneSided {
             match &self.asked[place] {
                 Request::Write { to, .. } | Request::Tell { to, .. } if held_up.contains(to) => {}
                 Request::Write { id, to, from, piece, word, waits: _ } => {
-                    let (id, to, write) = (*id, *to, (*from, piece.clone(), *word));
-                    if !self.try_write(rank, to, write, engines)? {
+                    let (id, to, slot) = (*id, *to, self.next_slot(*to));
+                    let row = rank.row();
+                    let sent = encode(rank.piece(*from, piece), row, &mut self.rows);
+                    let bytes = size_of_val(sent) as u64;
+                    if !engines.write(number, (to, slot), sent, *word)? {
                         held_up.push(to);
                         continue;
                     }
+                    self.written[to as usize] += 1;
+                    self.sent += 1;
+                    rank.count(bytes);
                     self.asked.remove(place);
                     events.push((number, Event::Done(id, Outcome::Written)));
                     return Ok(true);

@@ -814,9 +814,12 @@ fn send_rest(stream: &OwnedFd, writer: &mut TlsWriter) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The address on which a listener of this address listens.
-fn listening_address_of(address: &Address) -> Option<std::net::IpAddr> {
-    Network::Tcp { data_connections: 0 }.target(address)?.ip()
+/// The address on which a listener of this address listens; `None`: processes of its host alone
+/// reach it. That of a device of several fabrics ends in that of the one between hosts.
+#[must_use]
+pub fn listening_address_of(address: &Address) -> Option<std::net::IpAddr> {
+    let last = address.0.rsplit(' ').next().unwrap_or_default();
+    Network::Tcp { data_connections: 0 }.target(&Address(last.to_owned()))?.ip()
 }
 
 /// How a flush ended.

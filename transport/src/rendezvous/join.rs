@@ -171,7 +171,13 @@ pub(crate) fn found(
         let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
         let path = store.as_ref().and_then(|store| store.path());
         let own = RankRecord::own(1, world.host.as_deref(), None, path, &[]);
-        let address = listening_address(&World { rank: 0, ..world.clone() }, &[own], true)?;
+        let address = || listening_address(&World { rank: 0, ..world.clone() }, &[own], true);
+        let address = match options.fabric {
+            FabricChoice::Only(Fabric::Shm) => None,
+            FabricChoice::Only(_) => address()?,
+            // It shares memory, unless that is not to be had.
+            FabricChoice::Auto => address().unwrap_or_default(),
+        };
         let world = World { rank: 0, secret: Some(secret.clone()), world_size: seats, ..world.clone() };
         let mut joined = alone(&world, options, address, responder, fabrics)?;
         joined.store = store;

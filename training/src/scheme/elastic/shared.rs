@@ -15,7 +15,8 @@
 //! * *Elastic*: the exchange of that share is left out. Its centre and its parameters stay as they
 //!   are.
 //! * *DOWNPOUR*: the change is kept. The anchor of that share becomes the centre that was read, so
-//!   the next change `x - x'` holds the one that was refused, and the last one is sent at the end.
+//!   the next change `x - x'` holds the one that was refused, and the last one is sent at the end,
+//!   with the steps since then.
 //!
 //! **Invariants:** the centre has changed by the sum of all changes: each is added once, by itself
 //! or as a part of a later one. With turns, ranks exchange in the order of ranks, each with the
