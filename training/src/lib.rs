@@ -19,6 +19,7 @@ mod learner;
 pub mod ledger;
 pub mod lines;
 pub mod order;
+mod outbox;
 pub mod parallelize;
 mod perceptron;
 pub mod policy;

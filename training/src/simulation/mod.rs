@@ -206,9 +206,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Self { faults: faults.clone(), ..self }
     }
 
-    /// The same ranks, broken off by [`Simulation::run_until`] after so much virtual time, wherever
-    /// they are then. Until then they are observed at most so often, and not before
-    /// [`Settings::observed_every`] says; and once more at the end.
+    /// The same ranks, which [`Simulation::run_until`] breaks off after so much virtual time,
+    /// wherever they are then. They are observed at the end, and before it at most so often; steps
+    /// between two observations are [`Settings::observed_every`] or more.
     #[must_use]
     pub fn until(self, end: Duration, observations: u32) -> Self {
         Self { ends_at: Some(Nanos::ZERO + end), observed_apart: end / observations.max(1), ..self }
@@ -541,7 +541,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
     }
 
-    /// Whether whatever happens next does so behind this instant, to which engines have come.
+    /// Whether nothing more happens up to this instant. Engines have come to it, or to an earlier
+    /// end of all that they do.
     fn is_over(&self, end: Nanos) -> bool {
         let engines_go_on = || self.engines.as_ref().is_some_and(|engines| !engines.are_idle());
         self.happenings.next_at().map_or_else(engines_go_on, |at| at > end)
@@ -747,16 +748,17 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let delivered = self.ranks[rank as usize].deliver(event, self.now, &mut requests);
         delivered.map_err(|error| SimulationError::Policy { rank, error })?;
         if let Some(engines) = &mut self.engines {
-            engines.publish(&self.ranks[rank as usize])?;
+            let published = engines.publish(&self.ranks[rank as usize]);
+            published.map_err(|error| self.because_of_loss(error))?;
         }
         let mut ends_with = None;
         let mut refused = Vec::new();
         for request in requests.drain(..) {
             let request = match &mut self.engines {
-                Some(engines) => engines.take(rank, request)?,
-                None => Some(request),
+                Some(engines) => engines.take(rank, request),
+                None => Ok(Some(request)),
             };
-            let Some(request) = request else { continue };
+            let Some(request) = request.map_err(|error| self.because_of_loss(error))? else { continue };
             match request {
                 Request::Compute { step } if self.pauses_at == Some(step) => ends_with = Some(Event::Pause),
                 Request::Compute { step } if step < self.settings.steps => self.begin_computing(rank, step),

@@ -1,15 +1,12 @@
 //! Reads, writes and words of a simulated rank, carried out by the window of its engine.
 //!
-//! As a [`Trainer`](crate::Trainer) does it, a rank carries them out one after the other, those to
-//! one peer in the order in which its policy asked for them. A message that waits for a credit
-//! holds up no read and no message to another peer; a write that does not wait is refused. Words
-//! have a slot of their own, the last one. A rank takes messages out of its window when it hears
-//! them, and so gives their credits then.
+//! As a [`Trainer`](crate::Trainer) does it, a rank carries them out one after the other, in the
+//! order of the [`Outbox`]. A rank takes messages out of its window when it hears them, and so
+//! gives their credits then.
 //!
 //! A read of a table is made of several reads ([`PeerCopy`]). It begins anew from the copy as it
 //! was, with all that they have found so far, until none is missing.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,6 +16,7 @@ use super::engines::{Arrived, Engines, ReadEnded};
 use super::rank::{Message, SimulatedRank};
 use crate::copies::PeerCopy;
 use crate::interpreter::Request;
+use crate::outbox::Outbox;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::rows::encode;
 
@@ -48,10 +46,8 @@ enum Read {
 pub(crate) struct OneSided {
     /// The elements that a rank publishes, and the slots for writes.
     window: (usize, u16),
-    asked: VecDeque<Request>,
+    outbox: Outbox,
     reading: Option<Reading>,
-    /// By peer: writes so far, which take the slots in turn.
-    written: Vec<u64>,
     /// Writes and words so far.
     sent: u64,
     /// Versions so far.
@@ -69,9 +65,8 @@ impl OneSided {
         let (len, slots) = window.unwrap_or_default();
         Self {
             window: (len, slots.saturating_sub(1)),
-            asked: VecDeque::new(),
+            outbox: Outbox::new(ranks),
             reading: None,
-            written: vec![0; ranks],
             sent: 0,
             published: 0,
             copies: (0..ranks).map(|_| PeerCopy::default()).collect(),
@@ -88,33 +83,25 @@ impl OneSided {
         engines: &mut dyn Engines,
     ) -> Result<Option<Request>, String> {
         if let Request::Write { to, waits: false, .. } = request {
-            let waits = |asked: &Request| match asked {
-                Request::Write { to: other, .. } | Request::Tell { to: other, .. } => *other == to,
-                _ => false,
-            };
-            let is_held_up = self.asked.iter().any(waits);
-            if is_held_up || !engines.has_credit(rank, (to, self.next_slot(to)))? {
+            let slot = self.outbox.next_slot(to, self.window.1);
+            let is_held_up = self.outbox.peers().any(|peer| peer == to);
+            if is_held_up || !engines.has_credit(rank, (to, slot))? {
                 return Ok(Some(request));
             }
         }
-        self.asked.push_back(request);
+        self.outbox.ask(request);
         Ok(None)
-    }
-
-    /// The slot of the next write to a peer.
-    fn next_slot(&self, to: Rank) -> u16 {
-        (self.written[to as usize] % u64::from(self.window.1)) as u16
     }
 
     /// Carries out nothing of what was asked for.
     pub(crate) fn forget(&mut self) {
-        self.asked.clear();
+        self.outbox.clear();
         self.reading = None;
     }
 
     /// Whether nothing that was asked for is left.
     pub(crate) fn is_idle(&self) -> bool {
-        self.asked.is_empty() && self.reading.is_none()
+        self.outbox.is_empty() && self.reading.is_none()
     }
 
     /// Writes and words so far.
@@ -124,10 +111,7 @@ impl OneSided {
 
     /// The first peer whose credit the rank waits for.
     pub(crate) fn awaits(&self) -> Option<Rank> {
-        self.asked.iter().find_map(|request| match request {
-            Request::Write { to, .. } | Request::Tell { to, .. } => Some(*to),
-            _ => None,
-        })
+        self.outbox.peers().next()
     }
 
     /// Publishes what the rank has published since the last call.
@@ -174,47 +158,41 @@ impl OneSided {
             events.extend(self.read_on(rank, engines)?.map(|event| (number, event)));
             return Ok(true);
         }
-        let mut held_up = Vec::new();
-        for place in 0..self.asked.len() {
-            match &self.asked[place] {
-                Request::Write { to, .. } | Request::Tell { to, .. } if held_up.contains(to) => {}
-                Request::Write { id, to, from, piece, word, waits: _ } => {
-                    let (id, to, slot) = (*id, *to, self.next_slot(*to));
-                    let row = rank.row();
-                    let sent = encode(rank.piece(*from, piece), row, &mut self.rows);
-                    let bytes = size_of_val(sent) as u64;
-                    if !engines.write(number, (to, slot), sent, *word)? {
-                        held_up.push(to);
-                        continue;
-                    }
-                    self.written[to as usize] += 1;
-                    self.sent += 1;
-                    rank.count(bytes);
-                    self.asked.remove(place);
-                    events.push((number, Event::Done(id, Outcome::Written)));
-                    return Ok(true);
+        let next = self.outbox.next(self.window.1, |to, slot| engines.has_credit(number, (to, slot)))?;
+        let Some((place, slot)) = next else { return Ok(false) };
+        let request = self.outbox.take(place);
+        match (&request, slot) {
+            (Request::Write { id, to, from, piece, word, .. }, Some(slot)) => {
+                let row = rank.row();
+                let sent = encode(rank.piece(*from, piece), row, &mut self.rows);
+                let (bytes, id, to) = (size_of_val(sent) as u64, *id, *to);
+                if !engines.write(number, (to, slot), sent, *word)? {
+                    self.outbox.put_back(place, request);
+                    return Ok(false);
                 }
-                Request::Tell { to, word } => {
-                    if !engines.write(number, (*to, self.window.1), &[], *word)? {
-                        held_up.push(*to);
-                        continue;
-                    }
-                    self.sent += 1;
-                    self.asked.remove(place);
-                    return Ok(true);
-                }
-                _ => {
-                    let Some(Request::Read { id, from, into, piece, reads }) = self.asked.remove(place)
-                    else {
-                        unreachable!("the others go another way");
-                    };
-                    self.reading = Some(Reading { id, from, into, piece, reads, found: Vec::new() });
-                    self.read_on(rank, engines)?;
-                    return Ok(true);
-                }
+                self.outbox.wrote(to);
+                self.sent += 1;
+                rank.count(bytes);
+                events.push((number, Event::Done(id, Outcome::Written)));
             }
+            (Request::Write { id, to, .. }, None) => {
+                events.push((number, Event::Done(*id, Outcome::Refused { by: *to })));
+            }
+            (Request::Tell { to, word }, Some(slot)) => {
+                if !engines.write(number, (*to, slot), &[], *word)? {
+                    self.outbox.put_back(place, request);
+                    return Ok(false);
+                }
+                self.sent += 1;
+            }
+            (Request::Read { id, from, into, piece, reads }, _) => {
+                let (id, from, into, piece, reads) = (*id, *from, *into, piece.clone(), *reads);
+                self.reading = Some(Reading { id, from, into, piece, reads, found: Vec::new() });
+                self.read_on(rank, engines)?;
+            }
+            _ => unreachable!("these go another way"),
         }
-        Ok(false)
+        Ok(true)
     }
 
     /// Goes on with the read: begins the next one that it lacks, or ends it.

@@ -1,9 +1,8 @@
 //! One-sided exchanges of a trainer, by a [`Window`] of the group.
 //!
-//! A rank carries its reads, writes and words out on the program's thread, those to one peer in the
-//! order in which the policy asked for them. A message that waits for a credit holds up no read and
-//! no message to another peer. It waits only while there is nothing to compute, and then this rank
-//! takes in what comes, so ranks that write to each other do not wait for ever.
+//! A rank carries its reads, writes and words out on the program's thread, in the order of the
+//! [`Outbox`]. A message waits for a credit only while there is nothing to compute, and then this
+//! rank takes in what comes, so ranks that write to each other do not wait for ever.
 //!
 //! **Invariants:** messages of a peer are heard in its order, each once. A rank that waits ends
 //! with an error if no peer shows life for longer than the group's deadline: a message, or a new
@@ -20,6 +19,7 @@ use super::{TrainError, Trainer};
 use crate::copies::PeerCopy;
 use crate::interpreter::{Request, Vectors};
 use crate::ledger::PolicyError;
+use crate::outbox::Outbox;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::rows::encode;
 
@@ -43,10 +43,8 @@ struct Message {
 
 /// What a rank has to send, and what has come.
 pub(crate) struct Messages {
-    asked: VecDeque<Request>,
+    outbox: Outbox,
     come: VecDeque<Message>,
-    /// By peer: writes so far, which take the slots in turn.
-    written: Vec<u64>,
     /// By peer: the newest version that was seen of what it publishes.
     versions: Vec<u64>,
     /// Writes and words that the policy has asked for, and those of which it was told.
@@ -57,8 +55,6 @@ pub(crate) struct Messages {
     at_rest: Vec<bool>,
     /// Since when this rank waits without a message.
     waits_since: Option<Nanos>,
-    /// Peers to whom a message waits for a credit; of one look at all that is asked for.
-    held_up: Vec<Rank>,
     /// Vectors of messages that were heard.
     spare: Vec<Vec<f32>>,
     /// The rows of a write.
@@ -70,15 +66,13 @@ pub(crate) struct Messages {
 impl Messages {
     pub(crate) fn new(ranks: u32) -> Self {
         Self {
-            asked: VecDeque::new(),
+            outbox: Outbox::new(ranks as usize),
             come: VecDeque::new(),
-            written: vec![0; ranks as usize],
             versions: vec![0; ranks as usize],
             exchanged: [0; 2],
             untold: VecDeque::new(),
             at_rest: vec![false; ranks as usize],
             waits_since: None,
-            held_up: Vec::new(),
             spare: Vec::new(),
             rows: Vec::new(),
             copies: (0..ranks).map(|_| PeerCopy::default()).collect(),
@@ -88,7 +82,7 @@ impl Messages {
     /// Takes a request, to be carried out after those before.
     pub(crate) fn ask(&mut self, request: Request) {
         self.exchanged[0] += u64::from(!matches!(request, Request::Read { .. }));
-        self.asked.push_back(request);
+        self.outbox.ask(request);
     }
 
     /// A peer that is not known to be at rest.
@@ -98,7 +92,7 @@ impl Messages {
 
     /// Whether all requests were carried out: a peer may wait for a word that waits for a credit.
     pub(crate) fn are_sent(&self) -> bool {
-        self.asked.is_empty()
+        self.outbox.is_empty()
     }
 
     /// Takes what has come out of a window; waits for it at most that long.
@@ -150,15 +144,14 @@ impl Trainer {
         &mut self,
         optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
     ) -> Result<bool, TrainError> {
-        if self.vectors.window.is_none() {
-            return Ok(false);
-        }
-        if self.messages.asked.is_empty() {
+        let Some(window) = &mut self.vectors.window else { return Ok(false) };
+        let outbox = &mut self.messages.outbox;
+        if outbox.is_empty() {
             return self.tell_rest();
         }
-        let Some((place, slot)) = self.next_free()? else { return Ok(false) };
-        let request = self.messages.asked.remove(place).expect("it was found there");
-        let done = match (slot, request) {
+        let next = outbox.next(window.slots() - 1, |to, slot| window.is_free(to, slot))?;
+        let Some((place, slot)) = next else { return Ok(false) };
+        let done = match (slot, outbox.take(place)) {
             (None, Request::Write { id, to, .. }) => {
                 self.messages.exchanged[0] -= 1;
                 Some((id, Outcome::Refused { by: to }))
@@ -176,33 +169,6 @@ impl Trainer {
             self.deliver(Event::Done(id, outcome), optimizer)?;
         }
         Ok(true)
-    }
-
-    /// The place of the next request that has to wait for no credit, and its slot. A write without
-    /// one is refused.
-    fn next_free(&mut self) -> Result<Option<(usize, Option<u16>)>, TrainError> {
-        let window = self.vectors.window.as_mut().expect("a plan with requests has a window");
-        let words_slot = window.slots() - 1;
-        let Messages { asked, written, held_up, .. } = &mut self.messages;
-        held_up.clear();
-        for (place, request) in asked.iter().enumerate() {
-            let (to, slot, waits) = match request {
-                Request::Write { to, waits, .. } => {
-                    let slot = written[*to as usize] % u64::from(words_slot);
-                    (*to, slot as u16, *waits)
-                }
-                Request::Tell { to, .. } => (*to, words_slot, true),
-                _ => return Ok(Some((place, None))),
-            };
-            if !held_up.contains(&to) && window.is_free(to, slot)? {
-                return Ok(Some((place, Some(slot))));
-            }
-            if !waits {
-                return Ok(Some((place, None)));
-            }
-            held_up.push(to);
-        }
-        Ok(None)
     }
 
     /// Tells the next peer that this rank is at rest, behind all messages to it.
@@ -280,7 +246,7 @@ impl Trainer {
                 };
                 self.vectors.window = Some(window);
                 written?;
-                self.messages.written[to as usize] += 1;
+                self.messages.outbox.wrote(to);
                 Ok(Some((id, Outcome::Written)))
             }
             Request::Tell { to, word } => {
@@ -381,7 +347,7 @@ impl Trainer {
         let window = self.vectors.window.as_mut().expect("only a plan with a window waits for words");
         let deadline = window.timeout();
         let since = *self.messages.waits_since.get_or_insert_with(clock::now);
-        let awaits_credit = !self.messages.asked.is_empty() || !self.messages.untold.is_empty();
+        let awaits_credit = !self.messages.outbox.is_empty() || !self.messages.untold.is_empty();
         let limit = if awaits_credit { TURN } else { deadline };
         let before = clock::now();
         let count = self.messages.receive(window, limit)?;
@@ -405,7 +371,7 @@ impl Trainer {
             self.messages.waits_since = None;
             return Ok(());
         }
-        let (peer, needed) = match (self.messages.asked.front(), self.interpreter.awaits()) {
+        let (peer, needed) = match (self.messages.outbox.first(), self.interpreter.awaits()) {
             (Some(Request::Write { to, .. } | Request::Tell { to, .. }), _) => (*to, "a credit"),
             (_, awaited) => {
                 let own = self.group.rank();
