@@ -64,8 +64,9 @@ class DiLoCo(Scheme):
     outer_lr, outer_momentum: of the built-in outer optimizer, SGD with Nesterov momentum; 0.7 and 0.9. outer_optimizer:
     another one in its place, made of the model's parameters; each rank makes its step on the same numbers. fragments:
     the number of equal parts of the parameters that are exchanged in turn, each ``delay`` steps before its outer step,
-    after which a rank keeps the share ``mix`` of its own parameters (streaming DiLoCo); modules are not taken. compress: how changes travel, "none", "bf16" or
-    "f8". These four are of the built-in outer optimizer. The other arguments are those of :func:`attach`.
+    after which a rank keeps the share ``mix`` of its own parameters (streaming DiLoCo); modules are not taken. compress:
+    how changes travel, "none", "bf16" or "f8". These four are of the built-in outer optimizer. The other arguments are
+    those of :func:`attach`.
     """
 
     def __init__(

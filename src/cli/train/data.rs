@@ -39,13 +39,15 @@ pub(crate) enum DataSource {
 impl DataSource {
     /// From its text; a folder of the name `synthetic` is `./synthetic`.
     pub(crate) fn parse(path: PathBuf) -> Result<Self, &'static str> {
-        let Some(text) = path.to_str() else { return Ok(Self::Folder(path)) };
-        match text.split_once(':').unwrap_or((text, "")) {
-            ("synthetic", "") if text == "synthetic" => Ok(Self::Synthetic(SEED)),
-            ("synthetic", seed) => {
+        let rest = path.to_str().and_then(|text| text.strip_prefix("synthetic"));
+        if rest == Some("") {
+            return Ok(Self::Synthetic(SEED));
+        }
+        match rest.and_then(|rest| rest.strip_prefix(':')) {
+            Some(seed) => {
                 seed.parse().map(Self::Synthetic).map_err(|_| "give a number as seed, as synthetic:7")
             }
-            _ => Ok(Self::Folder(path)),
+            None => Ok(Self::Folder(path)),
         }
     }
 }

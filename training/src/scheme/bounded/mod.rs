@@ -37,7 +37,7 @@
 
 mod bound;
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
@@ -50,11 +50,11 @@ use crate::shares::WindowPlan;
 use crate::state::State;
 use bound::{Answer, Known, Push, credits};
 
-/// How many updates a write without a bound may be the sum of. More would be a lie, and their sums
-/// over ranks could overflow.
-const UPDATES: std::ops::RangeInclusive<u64> = 1..=1 << 32;
-
 pub(crate) use bound::Bound;
+
+/// How many updates a write without a bound may be the sum of. A rank that tells more lies, and
+/// sums of such numbers over ranks could overflow.
+const UPDATES: RangeInclusive<u64> = 1..=1 << 32;
 
 /// What follows when a rank has a copy, or its questions are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
