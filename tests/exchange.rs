@@ -234,7 +234,6 @@ fn measured(way: &str, fabric: &str) {
     }
 }
 
-#[cfg(feature = "grpc")]
 #[test]
 fn the_measurement_checks_each_way_of_grpc() {
     for (way, fabric) in [
@@ -245,16 +244,6 @@ fn the_measurement_checks_each_way_of_grpc() {
         ("grpc-reference", "tcp"),
     ] {
         measured(way, fabric);
-    }
-}
-
-#[cfg(not(feature = "grpc"))]
-#[test]
-fn a_measurement_without_grpc_says_how_to_have_it() {
-    for way in ["grpc", "grpc-fabric", "grpc-reference"] {
-        let (status, text) = refused(&run(&["bench", "--way", way]));
-        assert_eq!(status, Some(2), "{text}");
-        assert!(text.contains("build pleach with --features grpc"), "{text}");
     }
 }
 

@@ -326,8 +326,7 @@ fn tensors_of_a_run_are_copied_if_that_is_asked_for_and_cross_sockets_too() {
     assert!(first > Some(0) && later == first.map(|first| 2 * first), "{}", lines[0]);
 }
 
-/// The other ways of the comparison are in builds with gRPC.
-#[cfg(feature = "grpc")]
+/// The other ways of the comparison.
 #[test]
 fn tensors_of_a_run_cross_by_grpc_over_sockets_and_over_each_fabric() {
     let transformer =
@@ -346,23 +345,6 @@ fn tensors_of_a_run_cross_by_grpc_over_sockets_and_over_each_fabric() {
         let later: Vec<Option<u64>> = lines[..3].iter().map(|line| line["copies_later"].as_u64()).collect();
         assert_eq!(later, [Some(0); 3], "messages are made from where the tensors are");
     }
-}
-
-#[cfg(not(feature = "grpc"))]
-#[test]
-fn a_build_without_grpc_says_how_to_have_it() {
-    for transfer in ["grpc", "grpc-fabric"] {
-        let output = run(&light("squeezenet"), &["--transfer", transfer, "--random-weights", "1"]);
-        let error = String::from_utf8(output.stderr).expect("it is text");
-        assert_eq!(output.status.code(), Some(2), "{error}");
-        assert!(error.contains("build pleach with --features grpc"), "{error}");
-    }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
-    command.args(["graph", "serve"]).arg(light("squeezenet")).args(["--listen", "127.0.0.1:0"]);
-    let output = command.output().expect("pleach starts");
-    let error = String::from_utf8(output.stderr).expect("it is text");
-    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), &b""[..]), "{error}");
-    assert!(error.contains("build pleach with --features grpc"), "{error}");
 }
 
 #[test]
@@ -573,7 +555,6 @@ fn a_rank_whose_peer_is_killed_says_which_and_which_tensor_it_waited_for() {
     assert!(error.contains("rank 1 is lost"), "{error}");
 }
 
-#[cfg(feature = "grpc")]
 #[test]
 fn a_rank_whose_sender_is_killed_in_a_run_by_grpc_says_which_and_which_tensor_it_waited_for() {
     for transfer in ["grpc", "grpc-fabric"] {

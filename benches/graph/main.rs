@@ -1,4 +1,4 @@
-//! `cargo bench --features grpc --bench graph`: what it takes until a tensor of a model that runs
+//! `cargo bench --bench graph`: what it takes until a tensor of a model that runs
 //! on two ranks has crossed, in four ways: by gRPC over sockets, by gRPC over byte streams of the
 //! fabric, copied into registered memory, and without a copy. They are the four bars of Xue et al.,
 //! "RDMA and tensors" (arXiv 1805.08430, section 5). Behind them, over shared memory, how many
@@ -76,10 +76,7 @@ impl Fabric {
 
 /// Measure how tensors of models cross.
 #[derive(Debug, Parser)]
-#[command(
-    name = "graph",
-    after_help = "Example:\n  cargo bench --features grpc --bench graph -- --only vgg19"
-)]
+#[command(name = "graph", after_help = "Example:\n  cargo bench --bench graph -- --only vgg19")]
 struct Arguments {
     /// Only models whose names begin with one of these, with commas between
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]

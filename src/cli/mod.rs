@@ -21,7 +21,6 @@ mod error;
 mod exchange;
 mod faults;
 mod graph;
-#[cfg(feature = "grpc")]
 mod grpc;
 mod launch;
 mod log;

@@ -15,7 +15,6 @@ use pleach::transport::{Nanos, Secret, clock};
 use serde_json::json;
 
 use super::STEP;
-#[cfg(feature = "grpc")]
 use super::bench_grpc;
 use super::bench_put::{self, Puts};
 use crate::cli::CommandError;
@@ -46,11 +45,11 @@ pub(crate) enum Way {
     Copied,
     /// In the receiver's own memory, sent on the connection of the messages
     Inline,
-    /// By gRPC, in a field that goes by reference (builds with the feature grpc)
+    /// By gRPC, in a field that goes by reference
     GrpcReference,
-    /// By gRPC whose HTTP/2 runs over the fabric (builds with the feature grpc)
+    /// By gRPC whose HTTP/2 runs over the fabric
     GrpcFabric,
-    /// By gRPC over a socket of loopback, whatever the fabric (builds with the feature grpc)
+    /// By gRPC over a socket of loopback, whatever the fabric
     Grpc,
 }
 
@@ -155,14 +154,11 @@ pub(crate) fn tensor(endpoint: &Endpoint, bytes: u64) -> Result<SharedTensor, Co
 /// Runs the process that sends.
 pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError> {
     if arguments.way.is_grpc() {
-        #[cfg(feature = "grpc")]
         return bench_grpc::serve(
             arguments.way,
             arguments.fabric,
             arguments.sizes.iter().copied().max().unwrap_or(0),
         );
-        #[cfg(not(feature = "grpc"))]
-        return Err(no_grpc());
     }
     let bytes = arguments.sizes.iter().map(|bytes| bytes + 64).sum();
     let endpoint = Endpoint::open(&options(arguments.fabric, bytes)?).map_err(CommandError::failed)?;
@@ -237,11 +233,6 @@ impl Drop for Sender {
     }
 }
 
-#[cfg(not(feature = "grpc"))]
-fn no_grpc() -> CommandError {
-    CommandError::usage("no measurement: this build has no gRPC; build pleach with --features grpc")
-}
-
 /// Runs `pleach exchange bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let Arguments { way, fabric, .. } = *arguments;
@@ -249,7 +240,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match (way, fabric) {
         (Way::InPlace | Way::Copied, ExchangeFabric::Shm)
         | (Way::Copied, ExchangeFabric::Tcp | ExchangeFabric::Verbs)
-        | (Way::Inline, ExchangeFabric::Tcp) => {}
+        | (Way::Inline, ExchangeFabric::Tcp)
+        | (
+            Way::GrpcReference | Way::GrpcFabric | Way::Grpc,
+            ExchangeFabric::Shm | ExchangeFabric::Tcp | ExchangeFabric::Verbs,
+        ) => {}
         (Way::InPlace, ExchangeFabric::Tcp) => {
             return no_measurement("sockets map no memory; take --way copied or --fabric shm".to_owned());
         }
@@ -259,13 +254,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         (Way::Inline, ExchangeFabric::Shm | ExchangeFabric::Verbs) => {
             return no_measurement("bytes go inline over tcp; take --fabric tcp".to_owned());
         }
-        (
-            Way::GrpcReference | Way::GrpcFabric | Way::Grpc,
-            ExchangeFabric::Shm | ExchangeFabric::Tcp | ExchangeFabric::Verbs,
-        ) => {
-            #[cfg(not(feature = "grpc"))]
-            return Err(no_grpc());
-        }
         (_, ExchangeFabric::Auto | ExchangeFabric::None) => {
             return no_measurement(format!("fabric {fabric}; this command measures shm, tcp and verbs"));
         }
@@ -274,7 +262,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let of_endpoints = if way == Way::Inline { ExchangeFabric::None } else { fabric };
     let mut sender = Sender::start(way, of_endpoints, &sizes)?;
     let receiver = match way {
-        #[cfg(feature = "grpc")]
         way if way.is_grpc() => Receiver::Grpc(bench_grpc::Client::connect(&mut sender, way, fabric)?),
         _ => {
             let endpoint = Endpoint::open(&options(of_endpoints, 0)?).map_err(CommandError::failed)?;
@@ -340,11 +327,7 @@ pub(crate) struct Measured {
 
 /// Where tensors come from.
 enum Receiver {
-    Peer {
-        peer: Peer,
-        _endpoint: Endpoint,
-    },
-    #[cfg(feature = "grpc")]
+    Peer { peer: Peer, _endpoint: Endpoint },
     Grpc(bench_grpc::Client),
 }
 
@@ -352,7 +335,6 @@ impl Receiver {
     fn measure(&self, way: Way, fabric: ExchangeFabric, bytes: u64) -> Result<Measured, CommandError> {
         let peer = match self {
             Self::Peer { peer, .. } => peer,
-            #[cfg(feature = "grpc")]
             Self::Grpc(client) => {
                 return measure(|check| {
                     let call = client.receive(bytes)?;

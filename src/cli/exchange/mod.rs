@@ -9,7 +9,6 @@ use pleach::exchange::{EndpointOptions, ExchangeFabric};
 use crate::cli::CommandError;
 
 mod bench;
-#[cfg(feature = "grpc")]
 mod bench_grpc;
 mod bench_put;
 mod fetch;

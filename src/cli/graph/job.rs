@@ -41,7 +41,7 @@ pub(crate) struct JobArguments {
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// How tensors cross: from where they were computed, copied first, by gRPC over streams of the
-    /// fabric, or by gRPC over sockets of one host (the last two for 'run' in builds with gRPC)
+    /// fabric, or by gRPC over sockets of one host (the last two for 'run')
     #[arg(long, value_enum, default_value_t = TransferChoice::ZeroCopy)]
     pub(crate) transfer: TransferChoice,
     /// How many iterations may be under way

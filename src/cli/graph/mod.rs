@@ -5,7 +5,6 @@ use crate::cli::CommandError;
 mod analyze;
 mod job;
 mod json;
-#[cfg(feature = "grpc")]
 mod over_grpc;
 mod placing;
 mod rates;
@@ -32,7 +31,7 @@ enum GraphCommand {
     Analyze(analyze::Arguments),
     /// Run a model on ranks: tensors cross by one-sided transfers, without a copy
     Run(run::Arguments),
-    /// Answer requests of tritonclient and others with a model on ranks (in builds with gRPC)
+    /// Answer requests of tritonclient and others with a model on ranks
     Serve(serve::Arguments),
 }
 

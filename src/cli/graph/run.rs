@@ -13,7 +13,6 @@ use pleach::transport::Rank;
 use pleach::transport::rendezvous::Joined;
 
 use super::job::{JobArguments, Loaded, PATIENCE, TransferChoice, join_ranks, open_regions, slots, wrong};
-#[cfg(feature = "grpc")]
 use super::over_grpc;
 use super::run_report::{RankLine, Report, Verdict, exchange, report_patience};
 use crate::cli::CommandError;
@@ -56,10 +55,6 @@ pub(crate) struct Arguments {
 /// Runs `pleach graph run`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let of_job = &arguments.job;
-    #[cfg(not(feature = "grpc"))]
-    if matches!(of_job.transfer, TransferChoice::Grpc | TransferChoice::GrpcFabric) {
-        return Err(no_grpc());
-    }
     let loaded = Loaded::read(of_job, false)?;
     let job = loaded.job(of_job);
     job.check().map_err(|error| wrong(of_job, &error))?;
@@ -71,7 +66,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let part = job.load_part(rank).map_err(|error| wrong(of_job, &error))?;
     let (copies, patience) = (of_job.transfer.copies(), Duration::from_secs(arguments.timeout));
     let iterations = ("--iterations", arguments.iterations.to_string());
-    #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC exchanges addresses there"))]
     let Joined { device, events, mut store, fabric, ranks_a_processor, ranks_here, hosts, .. } =
         join_ranks(of_job, &job, &world, signal_slots(of_job, &job), &[iterations])?;
     // Sockets and RDMA alone do not find out who shares memory.
@@ -82,7 +76,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 open_regions(of_job, &job, (device, events), patience, ranks_a_processor[rank as usize] > 1);
             Box::new(opened.map_err(|error| failed(rank, &error))?)
         }
-        #[cfg(feature = "grpc")]
         TransferChoice::Grpc | TransferChoice::GrpcFabric => {
             let channels = job.channels(&|_, _| false, copies);
             let (depth, iterations) = (of_job.depth, arguments.iterations);
@@ -92,8 +85,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 over_grpc::OverGrpc::open(plan, is_on_sockets, (device, events), store.as_deref_mut());
             Box::new(opened.map_err(|error| failed(rank, &error))?)
         }
-        #[cfg(not(feature = "grpc"))]
-        TransferChoice::Grpc | TransferChoice::GrpcFabric => return Err(no_grpc()),
     };
     let options = RankOptions { iterations: arguments.iterations, depth: of_job.depth, copies };
     let is_checked = arguments.check && rank + 1 == ranks;
@@ -123,15 +114,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     report.check(DIFFERENCE_MAX)
 }
 
-#[cfg(not(feature = "grpc"))]
-fn no_grpc() -> CommandError {
-    CommandError::usage("no run: this build has no gRPC; build pleach with --features grpc")
-}
-
 /// Signal slots for each peer.
 fn signal_slots(arguments: &JobArguments, job: &Job<'_>) -> usize {
     match arguments.transfer {
-        #[cfg(feature = "grpc")]
         TransferChoice::GrpcFabric => pleach::exchange::grpc::byte_streams::signal_slots(over_grpc::STREAMS),
         _ => slots(arguments, job),
     }

@@ -301,7 +301,6 @@ const FOLDER: &str = "pleach-job-";
 
 /// Whether the secret of this rank is one that the launcher drew for the job, so that no program
 /// beside the job can know it.
-#[cfg(feature = "grpc")]
 pub(crate) fn has_secret_of_job() -> bool {
     let file = std::env::var_os(SECRET_VARIABLE).map(PathBuf::from);
     let folder = file.as_deref().and_then(Path::parent).and_then(Path::file_name);

@@ -7,9 +7,7 @@ use super::job::JobArguments;
 use crate::cli::CommandError;
 use crate::cli::metrics::MetricsAddress;
 
-#[cfg(feature = "grpc")]
 mod model;
-#[cfg(feature = "grpc")]
 mod server;
 
 /// Arguments of `pleach graph serve`.
@@ -38,13 +36,6 @@ pub(crate) struct Arguments {
 }
 
 /// Runs `pleach graph serve`.
-#[cfg(feature = "grpc")]
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     server::run(arguments)
-}
-
-/// Runs `pleach graph serve`.
-#[cfg(not(feature = "grpc"))]
-pub(crate) fn run(_: &Arguments) -> Result<(), CommandError> {
-    Err(CommandError::usage("nothing is served: this build has no gRPC; build pleach with --features grpc"))
 }
