@@ -244,7 +244,7 @@ mod tests {
             register::set(FLUSHING);
             let given = [<f32 as Subnormal>::of(3); 5];
             let given = (group.rank() == 1).then_some(&given[..]);
-            let found = group.all_reduce_of_present(given, 5, ReduceOp::Sum, None);
+            let found = group.of_present(5, ReduceOp::Sum).and_then(|calls| calls.all_reduce(given, None));
             register::set(register::DEFAULT);
             found.expect("a round").0.iter().map(|element| element.to_bits()).collect::<Vec<_>>()
         });

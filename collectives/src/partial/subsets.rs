@@ -25,6 +25,7 @@ impl<T: Element> Case<T> {
     fn check(&self, group: &Group, name: &str) -> Result<(), CollectiveError> {
         let ranks = group.world_size();
         let absent: T = bytemuck::pod_read_unaligned(&neutral(T::DATA_TYPE, self.op));
+        let of_present = group.of_present(LEN, self.op)?;
         for present in 1u32..1 << ranks {
             let is_present = |rank: &Rank| present >> rank & 1 == 1;
             let own = |index| {
@@ -32,7 +33,7 @@ impl<T: Element> Case<T> {
             };
             let mut data: Vec<T> = (0..LEN).map(own).collect();
             let input = is_present(&group.rank()).then_some(&data[..]);
-            let (left_out, _) = group.all_reduce_of_present(input, LEN, self.op, None)?;
+            let (left_out, _) = of_present.all_reduce(input, None)?;
             group.all_reduce(&mut data, self.op)?;
             let expected = |index| {
                 let values = (0..ranks).filter(is_present).map(|rank| (self.value)(rank, index));
@@ -151,17 +152,19 @@ fn traffic(fabric: Fabric, ranks: u32, name: &str) -> Option<Vec<Traffic>> {
         |group| {
             let group = group.with_variant(algorithm.clone());
             let input: Vec<f32> = (0..len).map(|index| (index % 50) as f32 + group.rank() as f32).collect();
+            let [sums, averages] =
+                [group.of_present(len, ReduceOp::Sum)?, group.of_present(len, ReduceOp::Avg)?];
             let traffic = (0u32..1 << ranks).map(|present| {
                 let count = present.count_ones();
                 let given = (present >> group.rank() & 1 == 1).then_some(&input[..]);
                 let ranks_present = || (0..ranks).filter(|rank| present >> rank & 1 == 1);
                 let sum: u32 = ranks_present().sum();
                 let expected = |index: usize| (count * (index % 50) as u32 + sum) as f32;
-                let (result, moved) = group.all_reduce_of_present(given, len, ReduceOp::Sum, None)?;
+                let (result, moved) = sums.all_reduce(given, None)?;
                 let is_right = |(index, it): (usize, &f32)| *it == expected(index);
                 assert!(result.iter().enumerate().all(is_right), "{name}, ranks {present:b}");
                 let divide_by = Some(count.max(1));
-                let (result, _) = group.all_reduce_of_present(given, len, ReduceOp::Avg, divide_by)?;
+                let (result, _) = averages.all_reduce(given, divide_by)?;
                 let is_right = |(index, it): (usize, &f32)| *it == expected(index) / count.max(1) as f32;
                 assert!(result.iter().enumerate().all(is_right), "averages, {name}, ranks {present:b}");
                 Ok(moved)

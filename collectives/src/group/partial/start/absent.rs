@@ -1,6 +1,8 @@
 //! One all-reduce in which a rank may be absent, as a round has it, and what it moves: for tests.
 
-use pleach_transport::Nanos;
+use std::marker::PhantomData;
+
+use pleach_transport::{Nanos, Slice};
 
 use super::super::super::Group;
 use super::super::super::error::CollectiveError;
@@ -9,30 +11,52 @@ use crate::engine::{Bytes, RoundInput, Traffic};
 use crate::partial::neutral;
 use pleach_vocabulary::ReduceOp;
 
+/// All-reduces of so many elements, in memory that is registered once: that takes longer than a
+/// short call.
+pub(crate) struct OfPresent<'a, T> {
+    group: &'a Group,
+    len: usize,
+    op: ReduceOp,
+    neutral: Slice,
+    own: Slice,
+    result: Slice,
+    of_type: PhantomData<T>,
+}
+
 impl Group {
-    /// Combines the inputs of the ranks that have one, all of them of `len` elements. Gives also
-    /// what this rank has read and put.
-    pub(crate) fn all_reduce_of_present<T: Element>(
+    /// All-reduces in which the inputs of the ranks that have one are combined, all of them of
+    /// `len` elements.
+    pub(crate) fn of_present<T: Element>(
         &self,
-        input: Option<&[T]>,
         len: usize,
         op: ReduceOp,
-        divide_by: Option<u32>,
-    ) -> Result<(Vec<T>, Traffic), CollectiveError> {
+    ) -> Result<OfPresent<'_, T>, CollectiveError> {
         let bytes = len * size_of::<T>();
         let [neutral_elements, own, result] =
             [self.new_registered(bytes)?, self.new_registered(bytes)?, self.new_registered(bytes)?];
         neutral_elements.store(&neutral(T::DATA_TYPE, op).repeat(len));
-        input.inspect(|input| own.store(bytemuck::cast_slice(input)));
-        let mut core = self.shared.driver.lock();
-        let plan = self.all_reduce_plan(&mut core, T::DATA_TYPE, op, len)?;
-        let neutral = Bytes::Registered(neutral_elements);
-        let given = if input.is_some() { Bytes::Registered(own) } else { neutral.clone() };
+        Ok(OfPresent { group: self, len, op, neutral: neutral_elements, own, result, of_type: PhantomData })
+    }
+}
+
+impl<T: Element> OfPresent<'_, T> {
+    /// One of them. Gives also what this rank has read and put.
+    pub(crate) fn all_reduce(
+        &self,
+        input: Option<&[T]>,
+        divide_by: Option<u32>,
+    ) -> Result<(Vec<T>, Traffic), CollectiveError> {
+        let Self { group, result, .. } = self;
+        input.inspect(|input| self.own.store(bytemuck::cast_slice(input)));
+        let mut core = group.shared.driver.lock();
+        let plan = group.all_reduce_plan(&mut core, T::DATA_TYPE, self.op, self.len)?;
+        let neutral = Bytes::Registered(self.neutral.clone());
+        let given = if input.is_some() { Bytes::Registered(self.own.clone()) } else { neutral.clone() };
         let round = RoundInput { divide_by, neutral, is_absent: input.is_none() };
         let before = core.engine.traffic();
         let buffers = [given, Bytes::Registered(result.clone())];
-        let run = core.engine.start_round(round, &plan, buffers, self.timeout)?;
-        let outcome = self.shared.driver.drive_core(core, Nanos::MAX, |core| {
+        let run = core.engine.start_round(round, &plan, buffers, group.timeout)?;
+        let outcome = group.shared.driver.drive_core(core, Nanos::MAX, |core| {
             let ended = core.engine.has_ended(run);
             ended.then(|| (core.engine.take_outcome(run), core.engine.traffic()))
         });
