@@ -216,7 +216,7 @@ fn a_session_that_begins_on_one_host_takes_a_process_of_another_one() {
     heard(&mut at_first, "member");
     let (other, mut at_other) = start(1, "shm");
     let refused = heard(&mut at_other, "refused");
-    assert!(refused.contains("share the memory of one host; begin it over tcp or verbs"), "{refused}");
+    assert!(refused.contains("share the memory of one host; begin it over auto, tcp or verbs"), "{refused}");
     first.kill().expect("it runs");
     drop(ended(vec![first, other]));
 }

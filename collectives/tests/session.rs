@@ -14,6 +14,8 @@ mod kept;
 mod member;
 #[path = "../../tests/outside_stores/mod.rs"]
 mod outside_stores;
+#[path = "session/over_hosts.rs"]
+mod over_hosts;
 #[path = "session/over_tcp.rs"]
 mod over_tcp;
 #[path = "session/parts.rs"]

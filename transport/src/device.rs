@@ -34,7 +34,8 @@
 //!     change without waking it. Signal slots may have changed until then, also by `arm` itself: a
 //!     sleeper checks them between arming and waiting ([`crate::sleep`]).
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
-//! 13. [`Device::info`] does not change during the device's life, and both ends of a pair have the
+//! 13. [`Device::info`] does not change during the device's life, but for the [`Reach`] of a rank
+//!     that [`Device::connect`] gives to a process of another host. Both ends of a pair have the
 //!     same [`Reach`]. The processors of [`Device::exchange_processors`] are a hint only.
 //! 14. Memory that peers may not write ([`Memory::peers_may_write`]) is *lent*: gets and
 //!     [`Device::map_read_only`] reach it. A put or an atomic into it ends as one with a bad key
@@ -313,7 +314,7 @@ impl SetupCounts {
     }
 }
 
-/// The properties of a device. They never change.
+/// The properties of a device. They never change, but for [`DeviceInfo::reach`].
 #[derive(Clone)]
 pub struct DeviceInfo {
     /// This rank.
@@ -331,7 +332,9 @@ pub struct DeviceInfo {
     pub signal_slots: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// How the device reaches each rank, by rank. The entry of this rank has no meaning.
+    /// How the device reaches each rank, by rank. The entry of this rank has no meaning. Over a
+    /// hybrid fabric it depends on the host of the process: it is right from `connect` on, and
+    /// before that where the device was told the host of the rank. Line 13.
     pub reach: Vec<Reach>,
     /// Wakes the device's wake source, from any thread.
     pub waker: Arc<dyn Wake>,
@@ -477,6 +480,33 @@ pub trait Responder: Send + Sync {
     /// loss. Devices call this method.
     fn lost_relaying(&self, peer: Rank, cause: &LossCause, _relay: &mut Relay<'_>) {
         self.lost(peer, cause);
+    }
+}
+
+/// For backends: what a device knows of the process that has a rank, or had it last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// The device was never asked to connect one.
+    Nobody,
+    /// It is to be connected.
+    Connecting,
+    /// It is connected.
+    Connected,
+    /// Its end was not polled yet.
+    Ends,
+    /// Its end was polled: the rank is free again.
+    Gone,
+}
+
+impl Holder {
+    /// Whether another process may get the rank now. False: it is connected or connecting, or the
+    /// first one.
+    pub(crate) fn is_succeeded(self, peer: Rank) -> Result<bool, ConnectError> {
+        match self {
+            Self::Nobody | Self::Connecting | Self::Connected => Ok(false),
+            Self::Ends => Err(ConnectError::NotFree { peer }),
+            Self::Gone => Ok(true),
+        }
     }
 }
 

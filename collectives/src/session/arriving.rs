@@ -8,7 +8,7 @@ use pleach_transport::rendezvous::{
     Arrival, JoinError, JoinOptions, Joined, Presence, SeatGrant, SeatServer, Terms, World,
     arrive as arrive_there, has_registers,
 };
-use pleach_transport::wire::Reader;
+use pleach_transport::wire::{Malformed, Reader};
 use pleach_transport::{Device, Event, Responder};
 
 use super::healing::Own;
@@ -45,7 +45,8 @@ pub(crate) fn arrive(
 ) -> Result<Arrived, SessionError> {
     let settings = session_settings(&options, elastic.most, elastic.knobs());
     let responder: Arc<dyn Responder> = Arc::<Incoming>::clone(incoming);
-    let arrival = arrive_there(&options.world, &settings, elastic.most, &responder);
+    let addresses = |told: &[u8]| Ok(roster_of(told)?.1.iter().map(|of| of.address().clone()).collect());
+    let arrival = arrive_there(&options.world, &settings, elastic.most, &responder, &addresses);
     match arrival.map_err(JoinGroupError::from)? {
         Arrival::Founded { joined, server, terms } => {
             let ranks = joined.world_size;
@@ -85,13 +86,17 @@ fn founded(
     Arrived { options, settings, terms, server, process, job, first, roster, device, events }
 }
 
+/// The digest of the job's first record, and the members, of which whoever gives seats tells.
+fn roster_of(told: &[u8]) -> Result<([u8; 32], Roster), Malformed> {
+    let mut reader = Reader::new(told);
+    let job = reader.array()?;
+    Ok((job, Roster::decode(reader.rest(told.len())?)?))
+}
+
 fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<Arrived, SessionError> {
     let SeatGrant { seat, device, terms, roster } = grant;
     let unreadable = |_| JoinGroupError::from(JoinError::Unreadable { rank: seat });
-    let mut reader = Reader::new(&roster);
-    let job = reader.array().map_err(unreadable)?;
-    let members = reader.rest(roster.len()).map_err(unreadable)?;
-    let mut roster = Roster::decode(members).map_err(unreadable)?;
+    let (job, mut roster) = roster_of(&roster).map_err(unreadable)?;
     // Whoever gives seats names those of the job's device alone.
     let seats = device.info().reach.len();
     if roster.iter().any(|neighbour| neighbour.rank() as usize >= seats) {

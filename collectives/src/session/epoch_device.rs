@@ -32,7 +32,7 @@ impl EpochDevice {
     pub(crate) fn new(shared: Arc<SharedDevice>, epoch: u64, ranks: Vec<Rank>) -> Self {
         let of = shared.info();
         let own = ranks.iter().position(|rank| *rank == of.rank).expect("this rank is a member");
-        let reach: Vec<Reach> = ranks.iter().map(|rank| of.reach[*rank as usize]).collect();
+        let reach: Vec<Reach> = ranks.iter().map(|rank| shared.reach(*rank)).collect();
         let info = DeviceInfo { rank: own as Rank, reach, ..of.clone() };
         shared.begin(epoch, &ranks);
         Self { shared, epoch, info, ranks }

@@ -576,7 +576,7 @@ impl Member {
 
     /// Whether the device has this seat.
     fn has_seat(&self, seat: Seat) -> bool {
-        (seat.0 as usize) < self.device.info().reach.len()
+        seat.0 < self.device.seats()
     }
 
     /// The process that has a rank of the device.

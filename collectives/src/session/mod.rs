@@ -645,7 +645,7 @@ impl Session {
             return Some(SessionError::Interrupted);
         }
         if let Some((from, seat)) = state.stranger() {
-            let seats = self.device.info().reach.len() as u32;
+            let seats = self.device.seats();
             return Some(SessionError::NoSuchSeat { from, seat, seats });
         }
         if let Some(reason) = state.without_store() {

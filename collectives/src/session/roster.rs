@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use pleach_membership::{Process, Record, Seat};
+use pleach_transport::hybrid::HostId;
 use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::{Address, Incarnation, listening_address_of};
 use pleach_vocabulary::Rank;
@@ -89,15 +90,19 @@ impl Roster {
         self.0.values()
     }
 
-    /// A newcomer, of which this roster was told. Its host is that of those who listen on the same
-    /// address, or one of its own. The newcomer and who gives seats make it of the same roster, and
-    /// all others are told, so all know the same of it.
+    /// A newcomer, of which this roster was told. Its host is the one that its address names. Where
+    /// it names none, it is that of those who listen on the same address, or one of its own. The
+    /// newcomer and who gives seats make it of the same roster, and all others are told, so all
+    /// know the same of it.
     pub(crate) fn newcomer(&self, process: Process, address: Address, seats: u32) -> Neighbour {
         let ip = listening_address_of(&address);
         let beside = self.0.values().find(|neighbour| listening_address_of(&neighbour.address) == ip);
         let is_taken = |host: &u32| self.0.values().any(|neighbour| neighbour.host == *host);
         let new = || (seats..).find(|host| !is_taken(host)).expect("there are fewer hosts than numbers");
-        let host = beside.map_or_else(new, |neighbour| neighbour.host);
+        let host = match HostId::of(&address) {
+            Some(host) => host.number(),
+            None => beside.map_or_else(new, |neighbour| neighbour.host),
+        };
         let share = self.0.values().map(|neighbour| neighbour.ranks_a_processor).max();
         Neighbour::new(process, host, share.unwrap_or(1), address)
     }
@@ -155,6 +160,8 @@ mod tests {
         assert_eq!(place(&here, "tcp:127.0.0.1:4001"), (0, 1));
         let shared = Roster::new([at(0, 3, "shm:aa"), at(1, 3, "shm:bb")]);
         assert_eq!(place(&shared, "shm:cc"), (3, 2));
+        let mixed = Roster::new([at(0, 0, "host:0-0 shm:aa tcp:10.1.0.1:4000")]);
+        assert_eq!(place(&mixed, "host:7-0 shm:bb tcp:10.1.0.1:4001"), (7, 1), "as its address says");
         let shown = |address: &str| at(0, 3, address).host_shown();
         assert_eq!(shown("tcp:10.1.0.1:4000"), "10.1.0.1");
         assert_eq!(shown("shm:aa tcp:10.1.0.2:4000"), "10.1.0.2");

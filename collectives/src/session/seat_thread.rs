@@ -58,14 +58,13 @@ impl SeatThread {
         Self { world, settings, terms, seats }
     }
 
-    /// Gives seats until the session is over. `None`: nobody finds the job, or its devices
-    /// take no newcomers.
+    /// Gives seats until the session is over. `None`: nobody finds the job.
     pub(crate) fn start(
         self,
         member: &Arc<Member>,
         server: Option<SeatServer>,
     ) -> std::io::Result<Option<JoinHandle<()>>> {
-        if self.world.rendezvous.is_none() || !self.terms.takes_newcomers() {
+        if self.world.rendezvous.is_none() {
             return Ok(None);
         }
         let member = Arc::clone(member);

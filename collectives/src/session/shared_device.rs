@@ -27,8 +27,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use pleach_transport::mutex::lock;
 use pleach_transport::{
-    Address, ConnectError, Device, DeviceInfo, Event, Flush, Memory, Nanos, PostError, Region, RegisterError,
-    RemoteSlice, Signal, Slice, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    Address, ConnectError, Device, DeviceInfo, Event, Flush, Memory, Nanos, PostError, Reach, Region,
+    RegisterError, RemoteSlice, Signal, Slice, SubmitError, Submitted, Transfer, TransferError, TransferId,
+    Urgency,
 };
 use pleach_vocabulary::Rank;
 
@@ -102,6 +103,7 @@ pub(crate) struct Shared {
 /// See the module.
 pub(crate) struct SharedDevice {
     shared: Mutex<Shared>,
+    /// As it was when the device was made. See [`SharedDevice::reach`] for what has changed.
     info: DeviceInfo,
     /// Is called when something happened to a pair, with the lock held; never blocks.
     listener: Box<dyn Fn() + Send + Sync>,
@@ -289,7 +291,17 @@ impl SharedDevice {
 
     /// Whether severing this process takes memory from the others too: it may have it mapped.
     pub(crate) fn maps(&self, peer: Rank) -> bool {
-        self.info.reach[peer as usize].maps
+        self.reach(peer).maps
+    }
+
+    /// How the process is reached that has this rank, or had it last.
+    pub(crate) fn reach(&self, peer: Rank) -> Reach {
+        self.lock().device.info().reach[peer as usize]
+    }
+
+    /// How many ranks the device has.
+    pub(crate) fn seats(&self) -> u32 {
+        self.info.reach.len() as u32
     }
 }
 

@@ -13,7 +13,7 @@ use pleach_collectives::group::Connection;
 use pleach_collectives::{Group, Options};
 use pleach_schedule::cost::{CostModel, Platform};
 use pleach_schedule::generate::Access;
-use pleach_transport::hybrid::{HybridDevice, PeerFabric};
+use pleach_transport::hybrid::{HostId, HybridDevice};
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
@@ -247,6 +247,7 @@ fn no_moment_is_slept_over(name: &str, open: impl Fn(DeviceConfig) -> Box<dyn De
 fn a_message_at_each_point_of_the_loop_is_not_slept_over() {
     no_moment_is_slept_over("shm", |config| Box::new(ShmDevice::new(config).unwrap()));
     no_moment_is_slept_over("shm+tcp", |config| {
-        Box::new(HybridDevice::new(config, vec![PeerFabric::Shm; 2]).unwrap())
+        let host = HostId::new(0, None);
+        Box::new(HybridDevice::new(config, host, &[host; 2]).unwrap())
     });
 }

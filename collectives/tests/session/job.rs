@@ -227,6 +227,17 @@ impl Job {
         }
     }
 
+    /// Waits until these members have committed a step together after all steps of one that has
+    /// ended, which was with them before.
+    pub(crate) fn await_all_after(&mut self, ended: u32, seats: &[u32]) {
+        let wanted = seats.iter().fold(0, |bits, seat| bits | 1_u64 << self.seats[*seat as usize]);
+        let last = self.committed(ended).last().map_or(0, |(step, _)| *step);
+        let is_wanted = |told: &Told| matches!(told, Told::Committed { step, bits, .. } if *bits == wanted && *step > last);
+        for &seat in seats {
+            self.await_told(seat, is_wanted);
+        }
+    }
+
     /// Lets those begin that hold on before their first step.
     pub(crate) fn let_go_on(&self) {
         std::fs::write(self.folder.join(GO_ON), []).expect("the folder is there");

@@ -80,6 +80,8 @@ struct Settings {
     quorum_wait: Duration,
     /// So many seats in a row have a host of their own name.
     seats_a_host: Option<u32>,
+    /// The name of its host, in place of that.
+    host: Option<String>,
 }
 
 /// `SEAT:STEP`.
@@ -116,6 +118,7 @@ impl Settings {
             secret: None,
             quorum_wait: Duration::from_secs(5),
             seats_a_host: None,
+            host: None,
         };
         for word in words {
             let (name, value) = word.split_once('=').expect("NAME=VALUE");
@@ -143,6 +146,7 @@ impl Settings {
                 "secret" => settings.secret = Some(number() as u8),
                 "quorum" => settings.quorum_wait = Duration::from_millis(number()),
                 "hosts" => settings.seats_a_host = Some(number() as u32),
+                "host" => settings.host = Some(value.to_owned()),
                 "fails" => {
                     for item in value.split(',') {
                         let parts: Vec<u64> =
@@ -182,7 +186,7 @@ pub(crate) fn make_steps() {
         local_rank: Some(seat),
         rendezvous: Some(rendezvous),
         secret: settings.secret.map(|byte| Secret::new(&[byte; 32])),
-        host: settings.seats_a_host.map(|seats| format!("host-{}", seat / seats)),
+        host: settings.host.clone().or(settings.seats_a_host.map(|seats| format!("host-{}", seat / seats))),
         launcher: Launcher::Arguments,
         ..World::alone()
     };

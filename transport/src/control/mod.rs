@@ -9,6 +9,7 @@
 //! | [`ControlEventQueue`] | the handler of `tcp` and `verbs`: keeps the events until the device polls |
 //! | [`watcher`] | the thread that reads the streams, also while nobody polls the device |
 //! | [`handshake`] | both ends prove that they know the secret ([`auth`](crate::auth)) |
+//! | [`KnownProcesses`] | the processes that have had each rank |
 //! | [`ControlStream`] | the stream of one pair, as it is written |
 //! | [`Outgoing`] | the queue of frames to send, with limits |
 //! | [`WatcherThread`] | the watcher's thread; it ends in bounded time, and a forked child has none |
@@ -62,6 +63,7 @@ mod frame;
 mod handshake;
 #[cfg(all(test, feature = "tls"))]
 mod handshake_tests;
+mod history;
 mod interfaces;
 mod open_error;
 mod outgoing;
@@ -86,6 +88,7 @@ pub(crate) use self::event_flag::EventFlag;
 pub(crate) use self::events::{ControlEvent, ControlEventQueue, FabricMessage};
 pub(crate) use self::frame::ControlFrame;
 use self::handshake::{EndRanks, Identity};
+pub(crate) use self::history::KnownProcesses;
 pub(crate) use self::interfaces::listening_ip;
 pub use self::interfaces::{interface_addresses, listening_address};
 pub use self::open_error::OpenError;
@@ -248,7 +251,7 @@ impl<H: FabricHandler + 'static> Control<H> {
     /// Listens, over TCP on loopback or at the configured interface, and starts the watcher.
     pub(crate) fn new(
         config: DeviceConfig,
-        incarnation: Incarnation,
+        known: KnownProcesses,
         fabric: &'static str,
         network: Network,
         handler: H,
@@ -285,7 +288,7 @@ impl<H: FabricHandler + 'static> Control<H> {
             data_connections: network.data_connections(),
             signal_slots: signal_slots as u32,
             process: std::process::id(),
-            incarnation,
+            incarnation: known.own(),
             host: socket::host_identity(),
             secret: config.secret.map(|secret| secret.with_tls(tls)),
         };
@@ -293,6 +296,7 @@ impl<H: FabricHandler + 'static> Control<H> {
         let shared = Shared {
             responder: config.responder,
             handler: Arc::clone(&handler) as _,
+            known,
             commands: Commands::new().map_err(system("event descriptors"))?,
             streams: (0..config.world_size).map(|_| ControlStream::default()).collect(),
         };
@@ -551,6 +555,7 @@ impl Commands {
 struct Shared {
     responder: Arc<dyn Responder>,
     handler: Arc<dyn FabricHandler>,
+    known: KnownProcesses,
     commands: Commands,
     streams: Vec<ControlStream>,
 }

@@ -67,7 +67,8 @@ impl Responder for Inbox {
 
 fn new_control(config: DeviceConfig) -> Control<ControlEventQueue<Number>> {
     let events = ControlEventQueue::new().expect("a descriptor");
-    Control::new(config, Incarnation::fresh(), "test", Network::Tcp { data_connections: 0 }, events)
+    let known = KnownProcesses::fresh(config.world_size);
+    Control::new(config, known, "test", Network::Tcp { data_connections: 0 }, events)
         .expect("listening on loopback")
 }
 

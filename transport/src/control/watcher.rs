@@ -9,7 +9,6 @@
 
 mod joining;
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -50,9 +49,6 @@ const RECEIVES_AT_ONCE: usize = 16;
 
 /// Receives from the stream of a peer that is gone: more than its buffer holds.
 const RECEIVES_LEFT_MAX: usize = 4096;
-
-/// Processes that had a rank and are refused it: more than ask for it again at the same time.
-const INCARNATIONS_MAX: usize = 256;
 
 /// How long after its stream closed a process may take to end, so that the cause is right.
 const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
@@ -598,8 +594,6 @@ struct PendingHandshake {
 #[derive(Default)]
 struct WatchedPeer {
     generation: u32,
-    /// The devices that have or had the rank, at most [`INCARNATIONS_MAX`], the last one first.
-    incarnations: VecDeque<Incarnation>,
     request: Option<ConnectRequest>,
     connections_of_attempt: Option<PairConnections>,
     /// Why a process that claimed to be this peer was rejected.
@@ -610,19 +604,6 @@ struct WatchedPeer {
     output_paused_until: Option<Nanos>,
     /// The tokens of the peer's connections.
     tokens: Vec<u64>,
-}
-
-impl WatchedPeer {
-    /// Whether this device has the rank or had it before.
-    fn had_rank(&self, hello: &Hello) -> bool {
-        self.incarnations.contains(&hello.incarnation)
-    }
-
-    /// This device has the rank from now on.
-    fn gets_rank(&mut self, incarnation: Incarnation) {
-        self.incarnations.push_front(incarnation);
-        self.incarnations.truncate(INCARNATIONS_MAX);
-    }
 }
 
 /// A connection to a peer that the device asked for and that does not exist yet.

@@ -1,9 +1,16 @@
 //! `hybrid`: shared memory to peers of this host, sockets or RDMA to peers of other hosts.
 //!
 //! One device over a [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** exactly
-//! one of them connects each pair of ranks. The choice is made when the device is made and is the
-//! same at both ends; every call about a peer goes to that device alone. So a peer is lost once and
-//! severed once, and the contract holds for a pair because it holds for that device.
+//! one of them connects each pair of processes. The choice follows from the hosts in the addresses
+//! of both ([`HostId`]), so it is the same at both ends. Every call about a peer goes to that
+//! device alone. So a peer is lost once, and the contract holds for a pair because it holds for
+//! that device.
+//!
+//! **A rank moves** to the other device when a process of another host gets it. The former process
+//! has ended then on the device that it had, so nothing more comes from there. Both devices know
+//! all processes that had the rank ([`KnownProcesses`]). Memory that was registered for the former
+//! process alone is taken from the device of its successor. Severing the rank severs it on both
+//! devices, if both have had processes of it, and `Severed` comes when both fences hold.
 //!
 //! Calls that are not about one peer:
 //!
@@ -15,13 +22,14 @@
 //!   that a caller lends are staged.
 //! * **The wake source** is the word of shared memory. While this device is armed a thread sleeps
 //!   on the file of the other device and wakes the word ([`wake_forwarder`]).
-//! * **Severing a peer of this host** unmaps local regions from all peers of this host, as on
+//! * **Severing a process of this host** unmaps local regions from all peers of this host, as on
 //!   shared memory. Peers of other hosts keep them over sockets. A NIC would go on with the
 //!   replaced pages, so over RDMA the regions are withdrawn from peers of other hosts as well
 //!   ([`VerbsDevice::withdraw`]).
 //! * **Polling** polls both devices and alternates the order, so that neither keeps the other's
 //!   events out of a full vector.
 
+mod host;
 mod responder;
 mod wake_forwarder;
 
@@ -29,14 +37,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use self::host::HostId;
 use self::responder::HybridResponder;
 use self::wake_forwarder::WakeForwarder;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::Streams;
+use crate::control::{KnownProcesses, Streams};
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, MapError,
-    Meeting, PostError, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Holder, Incarnation,
+    MapError, Meeting, PostError, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice};
@@ -46,26 +55,31 @@ use crate::tcp::{self, TcpDevice};
 use crate::verbs::{self, Cache, VerbsDevice, VerbsOptions};
 
 /// The device that connects two ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PeerFabric {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PeerFabric {
     /// Shared memory: both ranks are on one host.
     Shm,
     /// Sockets or RDMA.
     Network,
 }
 
+impl PeerFabric {
+    fn between(one: HostId, other: HostId) -> Self {
+        if one == other { Self::Shm } else { Self::Network }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Shm => Self::Network,
+            Self::Network => Self::Shm,
+        }
+    }
+}
+
 /// Why the device was not made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The number of entries is not the number of ranks.
-    #[error("{peer_fabrics} routes for a world of {world_size} ranks; name one for each")]
-    PeerFabrics {
-        /// The number of entries.
-        peer_fabrics: usize,
-        /// The number of ranks.
-        world_size: u32,
-    },
     /// No shared memory.
     #[error(transparent)]
     Shm(#[from] shm::OpenError),
@@ -130,8 +144,14 @@ pub struct HybridDevice {
     wake_forwarder: WakeForwarder,
     shm: ShmDevice,
     network: NetworkDevice,
+    host: HostId,
+    known: KnownProcesses,
     /// By rank; the entry of this rank has no meaning.
     peer_fabrics: Vec<PeerFabric>,
+    /// Is told of them.
+    responder: Arc<HybridResponder>,
+    /// Ranks that are being severed on both devices: the first `Severed` is not the last one.
+    severing: Vec<Rank>,
     info: DeviceInfo,
     /// Regions that both devices know, over RDMA.
     cache: Cache,
@@ -140,15 +160,16 @@ pub struct HybridDevice {
 }
 
 impl HybridDevice {
-    /// A device that uses shared memory or sockets to each rank as `peer_fabrics` says, which must
-    /// be the same on all ranks.
+    /// A device on this host that uses shared memory or sockets to each process, by its host.
+    /// `hosts`: those of the first ranks, as far as they are known. The hosts of others are known
+    /// when they connect.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
-    pub fn new(config: DeviceConfig, peer_fabrics: Vec<PeerFabric>) -> Result<Self, OpenError> {
-        Self::over(config, peer_fabrics, |config, incarnation| {
-            let tcp = TcpDevice::of_incarnation(config, incarnation)?;
+    pub fn new(config: DeviceConfig, host: HostId, hosts: &[HostId]) -> Result<Self, OpenError> {
+        Self::over(config, host, hosts, |config, known| {
+            let tcp = TcpDevice::of_process(config, known)?;
             let registry = tcp.registry();
             Ok((NetworkDevice::Tcp(Box::new(tcp)), registry))
         })
@@ -161,11 +182,12 @@ impl HybridDevice {
     /// See [`OpenError`].
     pub fn over_verbs(
         config: DeviceConfig,
-        peer_fabrics: Vec<PeerFabric>,
+        host: HostId,
+        hosts: &[HostId],
         options: &VerbsOptions,
     ) -> Result<Self, OpenError> {
-        Self::over(config, peer_fabrics, |config, incarnation| {
-            let verbs = VerbsDevice::of_incarnation(config, incarnation, options)?;
+        Self::over(config, host, hosts, |config, known| {
+            let verbs = VerbsDevice::of_process(config, known, options)?;
             let registry = verbs.registry();
             Ok((NetworkDevice::Verbs(Box::new(verbs)), registry))
         })
@@ -173,18 +195,18 @@ impl HybridDevice {
 
     fn over(
         mut config: DeviceConfig,
-        peer_fabrics: Vec<PeerFabric>,
-        open: impl FnOnce(DeviceConfig, Incarnation) -> Result<(NetworkDevice, Arc<dyn Registry>), OpenError>,
+        host: HostId,
+        hosts: &[HostId],
+        open: impl FnOnce(DeviceConfig, KnownProcesses) -> Result<(NetworkDevice, Arc<dyn Registry>), OpenError>,
     ) -> Result<Self, OpenError> {
         let (rank, world_size) = (config.rank, config.world_size);
-        if peer_fabrics.len() != world_size as usize {
-            return Err(OpenError::PeerFabrics { peer_fabrics: peer_fabrics.len(), world_size });
-        }
-        let incarnation = Incarnation::fresh();
-        let responder = Arc::new(HybridResponder::new(config.responder, peer_fabrics.clone()));
+        let mut peer_fabrics: Vec<_> = hosts.iter().map(|of| PeerFabric::between(host, *of)).collect();
+        peer_fabrics.resize(world_size as usize, PeerFabric::Network);
+        let known = KnownProcesses::fresh(world_size);
+        let responder = Arc::new(HybridResponder::new(config.responder, &peer_fabrics));
         config.responder = Arc::<HybridResponder>::clone(&responder);
-        let mut shm = ShmDevice::of_incarnation(config.clone(), incarnation)?;
-        let (mut network, registry) = open(config, incarnation)?;
+        let mut shm = ShmDevice::of_process(config.clone(), known.clone())?;
+        let (mut network, registry) = open(config, known.clone())?;
         responder.connect(shm.streams(), network.streams());
         let registry_of_both: Arc<dyn Registry> =
             Arc::new(BothRegistries { shm: shm.registry(), network: registry });
@@ -214,9 +236,9 @@ impl HybridDevice {
             );
         let info = DeviceInfo {
             rank,
-            incarnation,
+            incarnation: known.own(),
             // A peer uses the part of its fabric.
-            address: Address(format!("{} {}", here.address, there.address)),
+            address: Address(format!("{host} {} {}", here.address, there.address)),
             reach: reach.collect(),
             waker: Arc::clone(&here.waker),
             // Shared memory counts the registrations of both.
@@ -230,7 +252,11 @@ impl HybridDevice {
             wake_forwarder,
             shm,
             network,
+            host,
+            known,
             peer_fabrics,
+            responder,
+            severing: Vec::new(),
             info,
             cache: Cache::default(),
             next: PeerFabric::Shm,
@@ -273,30 +299,111 @@ impl HybridDevice {
         }
     }
 
-    /// The device that connects `peer`; the network device, which refuses an invalid rank.
-    fn to(&self, peer: Rank) -> &dyn Device {
-        match self.peer_fabrics.get(peer as usize) {
-            Some(PeerFabric::Shm) => &self.shm,
-            Some(PeerFabric::Network) | None => self.network.device(),
+    /// The fabric of the process that has the rank or had it last; the network, which refuses an
+    /// invalid rank.
+    fn fabric_of(&self, peer: Rank) -> PeerFabric {
+        self.peer_fabrics.get(peer as usize).copied().unwrap_or(PeerFabric::Network)
+    }
+
+    fn device(&self, fabric: PeerFabric) -> &dyn Device {
+        match fabric {
+            PeerFabric::Shm => &self.shm,
+            PeerFabric::Network => self.network.device(),
         }
     }
 
-    /// The part of an address that the device for `peer` uses.
-    fn part_for(&self, peer: Rank, address: &Address) -> Result<Address, ConnectError> {
-        let Some((here, network)) = address.0.split_once(' ') else {
-            return Err(ConnectError::Address { fabric: self.info.fabric, address: address.clone() });
-        };
-        let part = match self.peer_fabrics.get(peer as usize) {
-            Some(PeerFabric::Shm) => here,
-            Some(PeerFabric::Network) | None => network,
-        };
-        Ok(Address(part.to_owned()))
+    fn device_mut(&mut self, fabric: PeerFabric) -> &mut dyn Device {
+        match fabric {
+            PeerFabric::Shm => &mut self.shm,
+            PeerFabric::Network => self.network.device_mut(),
+        }
     }
 
     fn to_mut(&mut self, peer: Rank) -> &mut dyn Device {
-        match self.peer_fabrics.get(peer as usize) {
-            Some(PeerFabric::Shm) => &mut self.shm,
-            Some(PeerFabric::Network) | None => self.network.device_mut(),
+        self.device_mut(self.fabric_of(peer))
+    }
+
+    /// What a device knows of the process that has a rank, or had it last there.
+    fn holder(&self, fabric: PeerFabric, peer: Rank) -> Holder {
+        match (fabric, &self.network) {
+            (PeerFabric::Shm, _) => self.shm.holder(peer),
+            (PeerFabric::Network, NetworkDevice::Tcp(tcp)) => tcp.holder(peer),
+            (PeerFabric::Network, NetworkDevice::Verbs(verbs)) => verbs.holder(peer),
+        }
+    }
+
+    /// The fabric between this device and the one of this address, and that fabric's part of the
+    /// address.
+    fn part(&self, address: &Address) -> Result<(PeerFabric, Address), ConnectError> {
+        let refused = || ConnectError::Address { fabric: self.info.fabric, address: address.clone() };
+        let host = HostId::of(address).ok_or_else(refused)?;
+        let fabric = PeerFabric::between(self.host, host);
+        Ok((fabric, self.part_of(fabric, address)?))
+    }
+
+    fn part_of(&self, fabric: PeerFabric, address: &Address) -> Result<Address, ConnectError> {
+        let mut parts = address.0.split(' ').skip(1);
+        let part = match fabric {
+            PeerFabric::Shm => parts.next(),
+            PeerFabric::Network => parts.nth(1),
+        };
+        let refused = || ConnectError::Address { fabric: self.info.fabric, address: address.clone() };
+        part.map(|part| Address(part.to_owned())).ok_or_else(refused)
+    }
+
+    /// Another process may get the rank unless an end of a former one was not polled, on either
+    /// device.
+    fn expect_ended(&self, peer: Rank) -> Result<(), ConnectError> {
+        let ends = |fabric| self.holder(fabric, peer) == Holder::Ends;
+        match self.severing.contains(&peer) || ends(PeerFabric::Shm) || ends(PeerFabric::Network) {
+            true => Err(ConnectError::NotFree { peer }),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes memory that is for a former process alone from its successor, which this fabric joins
+    /// to this one.
+    fn orphan(&mut self, fabric: PeerFabric, peer: Rank) {
+        match (fabric, &mut self.network) {
+            (PeerFabric::Shm, _) => self.shm.orphan(peer),
+            (PeerFabric::Network, NetworkDevice::Tcp(tcp)) => tcp.orphan(peer),
+            (PeerFabric::Network, NetworkDevice::Verbs(verbs)) => verbs.orphan(peer),
+        }
+    }
+
+    /// Waits no more for a process that this fabric would join to this one.
+    fn cancel(&mut self, fabric: PeerFabric, peer: Rank) {
+        match (fabric, &mut self.network) {
+            (PeerFabric::Shm, _) => self.shm.cancel(peer),
+            (PeerFabric::Network, NetworkDevice::Tcp(tcp)) => tcp.cancel(peer),
+            (PeerFabric::Network, NetworkDevice::Verbs(verbs)) => verbs.cancel(peer),
+        }
+    }
+
+    /// The rank is that of processes that this fabric joins to this one.
+    fn move_to(&mut self, fabric: PeerFabric, peer: Rank) {
+        let Some(of_peer) = self.peer_fabrics.get_mut(peer as usize) else { return };
+        *of_peer = fabric;
+        self.responder.move_to(fabric, peer);
+        self.info.reach[peer as usize] = self.device(fabric).info().reach[peer as usize];
+    }
+
+    /// Drops the first of two `Severed` of a rank.
+    #[cold]
+    fn join_fences(&mut self, events: &mut Vec<Event>, first: usize) {
+        let mut at = first;
+        while at < events.len() {
+            let severed = match &events[at] {
+                Event::Severed { peer } => self.severing.iter().position(|severing| severing == peer),
+                _ => None,
+            };
+            match severed {
+                Some(severed) => {
+                    self.severing.swap_remove(severed);
+                    events.remove(at);
+                }
+                None => at += 1,
+            }
         }
     }
 }
@@ -325,30 +432,60 @@ unsafe impl Device for HybridDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        let address = self.part_for(peer, address)?;
-        self.to_mut(peer).connect(peer, &address)
+        let (fabric, address) = self.part(address)?;
+        self.expect_ended(peer)?;
+        let before = self.fabric_of(peer);
+        if fabric == before {
+            return self.device_mut(fabric).connect(peer, &address);
+        }
+        match self.holder(before, peer) {
+            // Nobody has come yet: the rank is given to the one that comes next.
+            Holder::Connecting => self.cancel(before, peer),
+            Holder::Connected => return Ok(()),
+            Holder::Nobody | Holder::Ends | Holder::Gone => {}
+        }
+        self.orphan(fabric, peer);
+        // First: messages may be passed on to the process as soon as it is connected.
+        self.move_to(fabric, peer);
+        let started = self.device_mut(fabric).connect(peer, &address);
+        if started.is_err() {
+            self.move_to(before, peer);
+        }
+        started
     }
 
     fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        self.expect_ended(peer)?;
+        // Who awaits a process does not know its host. So both ends were told the host of the rank
+        // when they were made.
         let Meeting::Dial { address, own } = meeting else {
             return self.to_mut(peer).meet(peer, meeting);
         };
-        let address = self.part_for(peer, address)?;
+        let address = self.part_of(self.fabric_of(peer), address)?;
         self.to_mut(peer).meet(peer, Meeting::Dial { address: &address, own })
     }
 
     fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
-        self.to(peer).incarnation(peer)
+        self.known.last(peer)
     }
 
     fn sever(&mut self, peer: Rank) {
-        if let (Some(PeerFabric::Shm), NetworkDevice::Verbs(verbs)) =
-            (self.peer_fabrics.get(peer as usize), &mut self.network)
-        {
-            verbs.withdraw(&self.shm.taken_with(peer));
-            self.cache.clear();
+        if self.severing.contains(&peer) {
+            return;
         }
-        self.to_mut(peer).sever(peer);
+        if let NetworkDevice::Verbs(verbs) = &mut self.network {
+            let taken = self.shm.taken_with(peer);
+            if !taken.is_empty() {
+                verbs.withdraw(&taken);
+                self.cache.clear();
+            }
+        }
+        let fabric = self.fabric_of(peer);
+        if self.holder(fabric.other(), peer) != Holder::Nobody {
+            self.severing.push(peer);
+            self.device_mut(fabric.other()).sever(peer);
+        }
+        self.device_mut(fabric).sever(peer);
     }
 
     #[inline]
@@ -372,7 +509,7 @@ unsafe impl Device for HybridDevice {
     }
 
     fn signal_slots(&self, peer: Rank) -> Signals {
-        self.to(peer).signal_slots(peer)
+        self.device(self.fabric_of(peer)).signal_slots(peer)
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -381,6 +518,7 @@ unsafe impl Device for HybridDevice {
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
         self.wake_forwarder.disarm(self.network.wake_file());
+        let first = events.len();
         match self.next {
             PeerFabric::Shm => {
                 self.shm.poll(now, events);
@@ -392,6 +530,9 @@ unsafe impl Device for HybridDevice {
                 self.shm.poll(now, events);
                 self.next = PeerFabric::Shm;
             }
+        }
+        if !self.severing.is_empty() {
+            self.join_fences(events, first);
         }
     }
 

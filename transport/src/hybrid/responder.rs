@@ -1,6 +1,7 @@
 //! The responder of both devices of a hybrid device: it sends to each peer through the device that
 //! connects the pair, whichever of the two has brought the message.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::PeerFabric;
@@ -11,14 +12,24 @@ use crate::device::{LossCause, PostError, Relay, Responder, Urgency};
 /// See the module.
 pub(crate) struct HybridResponder {
     responder: Arc<dyn Responder>,
-    peer_fabrics: Vec<PeerFabric>,
+    /// By rank: whether the process is of this host. Relaxed: nothing else is read because of it. A
+    /// message that goes the former way finds no open stream there.
+    is_here: Vec<AtomicBool>,
     /// Set when both devices were made. Before that no pair is connected.
     streams: OnceLock<[Streams; 2]>,
 }
 
 impl HybridResponder {
-    pub(crate) fn new(responder: Arc<dyn Responder>, peer_fabrics: Vec<PeerFabric>) -> Self {
-        Self { responder, peer_fabrics, streams: OnceLock::new() }
+    pub(crate) fn new(responder: Arc<dyn Responder>, peer_fabrics: &[PeerFabric]) -> Self {
+        let is_here = peer_fabrics.iter().map(|fabric| AtomicBool::new(*fabric == PeerFabric::Shm));
+        Self { responder, is_here: is_here.collect(), streams: OnceLock::new() }
+    }
+
+    /// The rank is that of processes that this fabric joins to this one.
+    pub(crate) fn move_to(&self, fabric: PeerFabric, peer: Rank) {
+        if let Some(is_here) = self.is_here.get(peer as usize) {
+            is_here.store(fabric == PeerFabric::Shm, Ordering::Relaxed);
+        }
     }
 
     /// The streams to peers of this host, and those to the others.
@@ -28,10 +39,8 @@ impl HybridResponder {
 
     fn post(&self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         let [here, there] = self.streams.get().ok_or(PostError::NotConnected { peer })?;
-        let streams = match self.peer_fabrics.get(peer as usize) {
-            Some(PeerFabric::Shm) => here,
-            Some(PeerFabric::Network) | None => there,
-        };
+        let is_here = self.is_here.get(peer as usize).is_some_and(|is_here| is_here.load(Ordering::Relaxed));
+        let streams = if is_here { here } else { there };
         streams.post(peer, message, urgency.is_urgent())
     }
 }

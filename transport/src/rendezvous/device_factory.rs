@@ -6,7 +6,7 @@ use std::iter;
 pub use pleach_vocabulary::{Fabric, FabricChoice};
 
 use crate::device::{Device, DeviceConfig, LossCause, files_allowed};
-use crate::hybrid::{HybridDevice, PeerFabric};
+use crate::hybrid::{HostId, HybridDevice};
 use crate::shm::ShmDevice;
 use crate::tcp::TcpDevice;
 use crate::verbs::{self, VerbsDevice, VerbsOptions};
@@ -31,8 +31,8 @@ fn shown(error: &(dyn Error + 'static)) -> String {
 
 /// Makes devices.
 pub trait DeviceFactory {
-    /// A device of this fabric; `peer_fabrics` says which device connects each rank, if the fabric
-    /// has a choice.
+    /// A device of this fabric on this host. `hosts`: those of the first ranks, as far as they are
+    /// known.
     ///
     /// # Errors
     ///
@@ -40,7 +40,8 @@ pub trait DeviceFactory {
     fn make(
         &mut self,
         fabric: Fabric,
-        peer_fabrics: &[PeerFabric],
+        host: HostId,
+        hosts: &[HostId],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError>;
 }
@@ -53,18 +54,19 @@ impl DeviceFactory for SystemDevices {
     fn make(
         &mut self,
         fabric: Fabric,
-        peer_fabrics: &[PeerFabric],
+        host: HostId,
+        hosts: &[HostId],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError> {
         match fabric {
             Fabric::Shm => boxed(ShmDevice::new(config)),
             Fabric::Tcp => boxed(TcpDevice::new(config)),
-            Fabric::Hybrid => boxed(HybridDevice::new(config, peer_fabrics.to_vec())),
+            Fabric::Hybrid => boxed(HybridDevice::new(config, host, hosts)),
             Fabric::Verbs => boxed(options().and_then(|options| VerbsDevice::new(config, &options))),
             Fabric::HybridVerbs => boxed(
                 options()
                     .map_err(Into::into)
-                    .and_then(|options| HybridDevice::over_verbs(config, peer_fabrics.to_vec(), &options)),
+                    .and_then(|options| HybridDevice::over_verbs(config, host, hosts, &options)),
             ),
         }
     }

@@ -25,7 +25,7 @@ use super::{Claim, OpenStoreError, Store, StoreError, Terms, World, cut};
 use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, Device, DeviceConfig, Event, Responder, Urgency};
-use crate::hybrid::PeerFabric;
+use crate::hybrid::HostId;
 use crate::tls::Tls;
 use crate::{Nanos, Rank};
 
@@ -157,7 +157,8 @@ pub fn join_to_some(
 }
 
 /// As [`join_at`], or alone, with devices of so many ranks, and the store is not sealed: others
-/// come later.
+/// come later. Where processes of other hosts may come, the device shares memory inside of a host
+/// and takes sockets or RDMA across, also while there is one host.
 pub(crate) fn found(
     world: &World,
     options: &JoinOptions,
@@ -175,7 +176,6 @@ pub(crate) fn found(
         let address = match options.fabric {
             FabricChoice::Only(Fabric::Shm) => None,
             FabricChoice::Only(_) => address()?,
-            // It shares memory, unless that is not to be had.
             FabricChoice::Auto => address().unwrap_or_default(),
         };
         let world = World { rank: 0, secret: Some(secret.clone()), world_size: seats, ..world.clone() };
@@ -229,15 +229,20 @@ fn alone(
     fabrics: &mut dyn DeviceFactory,
 ) -> Result<Joined, JoinError> {
     let candidates: &[Fabric] = match &options.fabric {
+        FabricChoice::Auto if address.is_some() => {
+            &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Shm, Fabric::Tcp]
+        }
         FabricChoice::Auto => &[Fabric::Shm, Fabric::Tcp],
         FabricChoice::Only(fabric) => std::slice::from_ref(fabric),
     };
     let mut last = None;
+    let host = HostId::new(0, world.host.as_deref());
     for &fabric in candidates {
         let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
         match fabrics.make(
             fabric,
-            &[PeerFabric::Shm],
+            host,
+            &[host],
             config(world, options, (secret, address), options.timeout, Arc::clone(&responder)),
         ) {
             Ok(device) => {
@@ -326,8 +331,8 @@ struct JoinOutcome {
 
 /// The parameters of a rank's devices.
 struct DeviceParameters {
-    /// The device that connects each rank.
-    peer_fabrics: Vec<PeerFabric>,
+    /// The host of each rank.
+    hosts: Vec<HostId>,
     secret: Secret,
     /// The address to listen on; loopback when absent.
     address: Option<IpAddr>,
@@ -506,16 +511,14 @@ impl<'a> JoinProtocol<'a> {
             FabricChoice::Only(fabric) => Some(fabric),
             FabricChoice::Auto => None,
         };
-        // Ranks that share memory are on one host.
+        let others_come = self.seats.is_some();
         let address = match is_asked_for.unwrap_or(best) {
-            Fabric::Shm => None,
-            _ => listening_address(self.world, records, self.seats.is_some())?,
+            // Ranks that share memory are on one host.
+            Fabric::Shm if is_asked_for.is_some() || !others_come => None,
+            Fabric::Shm => self.address_for_others(records)?,
+            _ => listening_address(self.world, records, others_come)?,
         };
-        let parameters = DeviceParameters {
-            peer_fabrics: hosts.peer_fabrics(self.world.rank),
-            secret: secret.clone(),
-            address,
-        };
+        let parameters = DeviceParameters { hosts: hosts.ids(records), secret: secret.clone(), address };
         let (fabric, why, connected) = match is_asked_for {
             Some(fabric) => {
                 let limit = self.last_connect_limit();
@@ -539,6 +542,18 @@ impl<'a> JoinProtocol<'a> {
         Ok((fabric, connected))
     }
 
+    /// The address on which this rank, one of a host that has all of them, listens for processes of
+    /// other hosts. `None` on all ranks: one of them has none, so no such process can join.
+    fn address_for_others(&mut self, records: &[RankRecord]) -> Result<Option<IpAddr>, JoinError> {
+        let address = listening_address(self.world, records, true).unwrap_or_else(|error| {
+            tracing::info!("{error}: no process of another host can join");
+            None
+        });
+        let line = if address.is_some() { "+" } else { "-" };
+        let lines = self.exchange("others", line, None, &mut Vec::new())?;
+        Ok(address.filter(|_| lines.iter().all(|line| line == "+")))
+    }
+
     /// The best fabric that all ranks have, with the reason. A fabric works on all ranks or on
     /// none.
     fn connect_best(
@@ -547,8 +562,11 @@ impl<'a> JoinProtocol<'a> {
         parameters: &DeviceParameters,
         locality: &str,
     ) -> Result<(Fabric, String, Connected), JoinError> {
+        let others_come = self.seats.is_some() && parameters.address.is_some();
         let candidates: &[Fabric] = match best {
+            Fabric::Shm if others_come => &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Shm, Fabric::Tcp],
             Fabric::Shm => &[Fabric::Shm, Fabric::Tcp],
+            _ if others_come => &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Tcp],
             Fabric::Hybrid => &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Tcp],
             _ => &[Fabric::Verbs, Fabric::Tcp],
         };
@@ -585,9 +603,7 @@ impl<'a> JoinProtocol<'a> {
         limit: Duration,
     ) -> Result<Result<Connected, JoinError>, JoinError> {
         let deferred_responder = Arc::new(DeferredResponder::default());
-        // A device of several fabrics has to know the host of each of its ranks.
-        let is_hybrid = matches!(fabric, Fabric::Hybrid | Fabric::HybridVerbs);
-        let ranks = self.seats.filter(|_| !is_hybrid).unwrap_or(self.world.world_size);
+        let ranks = self.seats.unwrap_or(self.world.world_size);
         let config = config(
             &World { world_size: ranks, ..self.world.clone() },
             self.options,
@@ -595,14 +611,16 @@ impl<'a> JoinProtocol<'a> {
             if self.only.is_some() { CONNECT_ON_USE_LIMIT } else { limit },
             Arc::<DeferredResponder>::clone(&deferred_responder),
         );
+        let rank = self.world.rank as usize;
         // `+` and the address, or `-` and the reason why there is none.
-        let (mut device, line) = match self.fabrics.make(fabric, &parameters.peer_fabrics, config) {
-            Ok(device) => {
-                let line = format!("+{}", device.info().address);
-                (Some(device), line)
-            }
-            Err(error) => (None, format!("-{error}")),
-        };
+        let (mut device, line) =
+            match self.fabrics.make(fabric, parameters.hosts[rank], &parameters.hosts, config) {
+                Ok(device) => {
+                    let line = format!("+{}", device.info().address);
+                    (Some(device), line)
+                }
+                Err(error) => (None, format!("-{error}")),
+            };
         let lines = self.exchange(
             &format!("{}/address", topic(fabric)),
             &line,
@@ -631,7 +649,8 @@ impl<'a> JoinProtocol<'a> {
         Ok(match (first_failure(fabric, &outcomes), device) {
             (None, Some(device)) => {
                 let addresses = lines.iter().map(|line| Address(line[1..].to_owned())).collect();
-                let listens_outside = parameters.address.is_some_and(|address| !address.is_loopback());
+                let is_outside = |address: IpAddr| !address.is_loopback();
+                let listens_outside = fabric != Fabric::Shm && parameters.address.is_some_and(is_outside);
                 Ok(Connected { deferred_responder, device, addresses, events, listens_outside })
             }
             (Some(error), _) => Err(error),

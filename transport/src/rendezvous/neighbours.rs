@@ -20,11 +20,12 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use super::device_factory::Fabric;
+use super::record::RankRecord;
 use crate::auth::{TAG_BYTES, challenge};
 use crate::clock::now;
 use crate::control::packet::{self, ReceiveError};
 use crate::device::{Address, files_allowed};
-use crate::hybrid::PeerFabric;
+use crate::hybrid::HostId;
 use crate::memory::{SharedMemory, shows};
 use crate::{Nanos, Rank};
 
@@ -314,10 +315,10 @@ impl Hosts {
         }
     }
 
-    /// The device that connects each rank.
-    pub(super) fn peer_fabrics(&self, rank: Rank) -> Vec<PeerFabric> {
-        let here = self.of[rank as usize];
-        self.of.iter().map(|&host| if host == here { PeerFabric::Shm } else { PeerFabric::Network }).collect()
+    /// The host of each rank. `records`: of all ranks.
+    pub(super) fn ids(&self, records: &[RankRecord]) -> Vec<HostId> {
+        let ranks = self.of.iter().zip(records);
+        ranks.map(|(number, record)| HostId::new(*number, record.host.as_deref())).collect()
     }
 }
 
@@ -413,10 +414,10 @@ mod tests {
         assert_eq!(none.separate_pair, Some((0, 1, NotFound)));
         let two = found([&[], &[NotFound], &[Neighbours, NotFound], &[NotFound, Neighbours, NotFound]]);
         assert_eq!((two.of.as_slice(), two.fabric()), (&[0, 1, 0, 1][..], Fabric::Hybrid));
-        assert_eq!(
-            two.peer_fabrics(1),
-            [PeerFabric::Network, PeerFabric::Shm, PeerFabric::Network, PeerFabric::Shm]
-        );
+        let records =
+            [None, Some("b"), None, Some("b")].map(|name| RankRecord::own(4, name, None, None, &[]));
+        let [first, second] = [HostId::new(0, None), HostId::new(1, Some("b"))];
+        assert_eq!(two.ids(&records), [first, second, first, second]);
         // 2 is a neighbour of 1 but not of 0, so it cannot be on the host of both.
         let chain = found([&[], &[Neighbours], &[NotFound, Neighbours], &[NotFound, NotFound, Neighbours]]);
         assert_eq!(chain.of, [0, 0, 1, 1]);

@@ -39,7 +39,7 @@ use super::{
 use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, Device, DeviceConfig, Incarnation, Responder};
-use crate::hybrid::PeerFabric;
+use crate::hybrid::HostId;
 use crate::rendezvous::DeviceFactory;
 use crate::wire::{Malformed, Reader, Writer};
 use crate::{Nanos, Rank};
@@ -84,8 +84,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const PRESENCE_LIMIT: Duration = Duration::from_secs(2);
 
 /// How a job begins on one host to which processes of others may come.
-const LATER_HOSTS: &str = "begin it over tcp or verbs (Options::fabric, --fabric), with a PLEACH_SECRET_FILE and a \
-                           PLEACH_RENDEZVOUS that other hosts reach";
+const LATER_HOSTS: &str = "begin it over auto, tcp or verbs (Options::fabric, --fabric), with a PLEACH_SECRET_FILE and \
+                           a PLEACH_RENDEZVOUS that other hosts reach";
 
 /// What the devices of a job have in common.
 #[derive(Clone, Debug)]
@@ -106,13 +106,6 @@ impl Terms {
     #[must_use]
     pub fn fabric(&self) -> Fabric {
         self.fabric
-    }
-
-    /// Whether the devices take processes that come later: those of hybrid fabrics have to know
-    /// the hosts of all of them.
-    #[must_use]
-    pub fn takes_newcomers(&self) -> bool {
-        !matches!(self.fabric, Fabric::Hybrid | Fabric::HybridVerbs)
     }
 
     /// The registers of the job with this digest, where ranks of `world` meet; `None`: there are
@@ -173,8 +166,11 @@ pub struct SeatGrant {
     pub roster: Vec<u8>,
 }
 
+/// The addresses of the members that are in what the holder says of them.
+pub type MemberAddresses = dyn Fn(&[u8]) -> Result<Vec<Address>, Malformed>;
+
 /// Comes to a job: begins it with the other ranks of `world`, or is given a seat where it runs.
-/// Each device has `seats` ranks.
+/// Each device has `seats` ranks. `addresses` reads what the holder says.
 ///
 /// # Errors
 ///
@@ -184,11 +180,12 @@ pub fn arrive(
     options: &JoinOptions,
     seats: u32,
     responder: &Arc<dyn Responder>,
+    addresses: &MemberAddresses,
 ) -> Result<Arrival, JoinError> {
     let deadline = now() + options.timeout;
     loop {
         let is_last = now() >= deadline;
-        match arrive_once(world, options, seats, responder, deadline) {
+        match arrive_once(world, options, seats, (responder, addresses), deadline) {
             Err(error) if has_gone(&error) && !is_last => {}
             result => return result,
         }
@@ -204,19 +201,20 @@ fn arrive_once(
     world: &World,
     options: &JoinOptions,
     seats: u32,
-    responder: &Arc<dyn Responder>,
+    (responder, addresses): (&Arc<dyn Responder>, &MemberAddresses),
     deadline: Nanos,
 ) -> Result<Arrival, JoinError> {
     let (mut store, is_own) = open(world, deadline)?;
     if !is_own && let Some(mut running) = store.take() {
         if let Some(open) = await_open(&mut *running, deadline)? {
-            return request_seat(running, &open, world, options, responder, deadline).map(Arrival::Granted);
+            let asked = (responder, addresses);
+            return request_seat(running, &open, world, options, asked, deadline).map(Arrival::Granted);
         }
         store = Some(running);
     }
     let path = store.as_ref().and_then(|store| store.path());
     let (mut joined, terms) = found(world, options, seats, Arc::clone(responder), store)?;
-    let store = joined.store.take().filter(|_| world.rank == 0 && terms.takes_newcomers());
+    let store = joined.store.take().filter(|_| world.rank == 0);
     let own = own_record(world, options, path)?;
     let server = store.map(|store| SeatServer::open(store, &own, deadline));
     let server = server.transpose().map_err(JoinError::Store)?;
@@ -327,7 +325,7 @@ fn request_seat(
     open: &[u8],
     world: &World,
     options: &JoinOptions,
-    responder: &Arc<dyn Responder>,
+    (responder, addresses): (&Arc<dyn Responder>, &MemberAddresses),
     deadline: Nanos,
 ) -> Result<SeatGrant, JoinError> {
     let unreadable = || JoinError::Unreadable { rank: world.rank };
@@ -349,7 +347,9 @@ fn request_seat(
         return Err(unreadable());
     }
     let roster = reader.rest(answer.len()).map_err(|_| unreadable())?.to_vec();
-    let device = device(world, options, &terms, seat, [&holder, &own], Arc::clone(responder))?;
+    let members = addresses(&roster).map_err(|_| unreadable())?;
+    let host = HostId::among(&members, world.host.as_deref());
+    let device = device(world, options, &terms, (seat, host), [&holder, &own], Arc::clone(responder))?;
     let info = device.info();
     let ready = Writer::default().u64(info.incarnation.0).raw(info.address.0.as_bytes()).finish();
     store.set(&format!("seat/ready-{number}"), &ready, deadline).map_err(JoinError::Store)?;
@@ -393,7 +393,7 @@ fn device(
     world: &World,
     options: &JoinOptions,
     terms: &Terms,
-    seat: Rank,
+    (seat, host): (Rank, HostId),
     [holder, own]: [&RankRecord; 2],
     responder: Arc<dyn Responder>,
 ) -> Result<Box<dyn Device>, JoinError> {
@@ -426,7 +426,7 @@ fn device(
     let fabric = terms.fabric;
     let failed =
         |error: super::FabricError| JoinError::Fabric { fabric, rank: seat, reason: error.to_string() };
-    SystemDevices.make(fabric, &[PeerFabric::Shm], config).map_err(failed)
+    SystemDevices.make(fabric, host, &[], config).map_err(failed)
 }
 
 /// Asks the member that gives seats a question of the caller's, and returns its answer. `world` has

@@ -29,10 +29,10 @@ use super::transfer::{
 use super::wake_word;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{self, Control, Network, PairKind, Streams};
+use crate::control::{self, Control, KnownProcesses, Network, PairKind, Streams};
 use crate::device::{
-    ConnectError, DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, Source, SubmitError,
-    Submitted, TransferError, TransferId, awaits_end,
+    ConnectError, DeviceConfig, DeviceInfo, Event, Holder, LossCause, Reach, Source, SubmitError, Submitted,
+    TransferError, TransferId, awaits_end,
 };
 use crate::drain::Drains;
 use crate::last_resort;
@@ -186,7 +186,8 @@ impl ShmDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
-        Self::of_incarnation(config, Incarnation::fresh())
+        let known = KnownProcesses::fresh(config.world_size);
+        Self::of_process(config, known)
     }
 
     /// The streams of the control plane.
@@ -195,7 +196,8 @@ impl ShmDevice {
     }
 
     /// As [`ShmDevice::new`], for a device that forms one device together with others.
-    pub(crate) fn of_incarnation(config: DeviceConfig, incarnation: Incarnation) -> Result<Self, OpenError> {
+    pub(crate) fn of_process(config: DeviceConfig, known: KnownProcesses) -> Result<Self, OpenError> {
+        let incarnation = known.own();
         let DeviceConfig { rank, world_size, signal_slots, .. } = config;
         if rank >= world_size {
             return Err(OpenError::Rank { rank, world_size });
@@ -204,7 +206,7 @@ impl ShmDevice {
             return Err(OpenError::Signals { signal_slots });
         }
         let shared = Shared::new(&config).map_err(OpenError::System)?;
-        let control = Control::new(config, incarnation, FABRIC, Network::Unix, shared)?;
+        let control = Control::new(config, known, FABRIC, Network::Unix, shared)?;
         let shared = control.handler().clone();
         shared.set_streams(control.streams());
         page_detachment::register_device(&shared);
@@ -564,18 +566,12 @@ impl ShmDevice {
     /// As [`Device::connect`](crate::device::Device::connect), for both kinds of pairs.
     fn start_connecting(&mut self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
         self.control.check(peer, kind)?;
-        let state = &self.peers[peer as usize].state;
-        let is_again = matches!(state, State::Lost(_) | State::Departed | State::Severed);
-        let mut events = self.events.iter().map(|(_, event)| event);
-        if self.severing.contains(&peer) || (is_again && awaits_end(&mut events, peer)) {
-            return Err(ConnectError::NotFree { peer });
-        }
+        let is_again = self.holder(peer).is_succeeded(peer)?;
         // The signal slots are made before the watcher can begin the generation and send them.
         self.make_signal_slots(peer, is_again)
             .map_err(|refused| ConnectError::SignalSlots { peer, source: refused.into() })?;
         if is_again {
-            let keys = &self.shared.own.keys;
-            self.shared.directory().orphan(peer, keys);
+            self.orphan(peer);
         }
         self.control.connect(peer, kind, is_again)?;
         let known = &mut self.peers[peer as usize];
@@ -584,6 +580,34 @@ impl ShmDevice {
             known.state = State::Connecting;
         }
         Ok(())
+    }
+
+    /// What is known of the process that has a rank, or had it last.
+    pub(crate) fn holder(&self, peer: Rank) -> Holder {
+        let mut events = self.events.iter().map(|(_, event)| event);
+        match self.peer(peer).map(|peer| &peer.state) {
+            _ if self.severing.contains(&peer) => Holder::Ends,
+            None | Some(State::Unconnected) => Holder::Nobody,
+            Some(State::Connecting) => Holder::Connecting,
+            Some(State::Connected(_)) => Holder::Connected,
+            Some(State::Lost(_) | State::Departed | State::Severed) if awaits_end(&mut events, peer) => {
+                Holder::Ends
+            }
+            Some(State::Lost(_) | State::Departed | State::Severed) => Holder::Gone,
+        }
+    }
+
+    /// Takes memory that is for this peer alone from all peers: another process gets its rank.
+    pub(crate) fn orphan(&mut self, peer: Rank) {
+        self.shared.directory().orphan(peer, &self.shared.own.keys);
+    }
+
+    /// Waits no more for a process that was to be connected: the one that comes is of another host.
+    pub(crate) fn cancel(&mut self, peer: Rank) {
+        if self.holder(peer) == Holder::Connecting {
+            self.control.sever(peer);
+            self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
+        }
     }
 
     /// Makes the signal slots for a peer that is to be connected.

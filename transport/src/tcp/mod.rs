@@ -45,13 +45,14 @@ use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::{
-    Control, ControlEvent, ControlEventQueue, Network, OpenedPair, PairKind, ReleasedRegions, Streams, socket,
+    Control, ControlEvent, ControlEventQueue, KnownProcesses, Network, OpenedPair, PairKind, ReleasedRegions,
+    Streams, socket,
 };
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, LossCause,
-    MapError, Meeting, PostError, Reach, RegisterError, SetupCounts, SubmitError, Submitted, Transfer,
-    TransferError, TransferId, Urgency, WakeSource, awaits_end, check_only,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Holder, Incarnation,
+    LossCause, MapError, Meeting, PostError, Reach, RegisterError, SetupCounts, SubmitError, Submitted,
+    Transfer, TransferError, TransferId, Urgency, WakeSource, awaits_end, check_only,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, random_key};
@@ -139,14 +140,15 @@ impl TcpDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
-        Self::of_incarnation(config, Incarnation::fresh())
+        let known = KnownProcesses::fresh(config.world_size);
+        Self::of_process(config, known)
     }
 
     /// As [`TcpDevice::new`], for a device that is one with others.
-    pub(crate) fn of_incarnation(config: DeviceConfig, incarnation: Incarnation) -> Result<Self, OpenError> {
-        let world_size = config.world_size;
+    pub(crate) fn of_process(config: DeviceConfig, known: KnownProcesses) -> Result<Self, OpenError> {
+        let (world_size, incarnation) = (config.world_size, known.own());
         let network = Network::Tcp { data_connections: CONNECTIONS as u8 };
-        let control = Control::new(config, incarnation, FABRIC, network, ControlEventQueue::new()?)?;
+        let control = Control::new(config, known, FABRIC, network, ControlEventQueue::new()?)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|epoll| {
                 let data = epoll::EventData::new_u64(WAKE_SOURCE);
@@ -293,22 +295,39 @@ impl TcpDevice {
         }
     }
 
+    /// What is known of the process that has a rank, or had it last.
+    pub(crate) fn holder(&self, peer: Rank) -> Holder {
+        match self.peers.get(peer as usize) {
+            None | Some(Peer::Idle) => Holder::Nobody,
+            Some(Peer::Connecting) => Holder::Connecting,
+            Some(Peer::Open(open)) if !open.departed => Holder::Connected,
+            _ if awaits_end(self.event_queue.iter(), peer) => Holder::Ends,
+            Some(Peer::Open(_) | Peer::Lost(_) | Peer::Severed) => Holder::Gone,
+        }
+    }
+
+    /// Takes memory that is for this peer alone from all peers: another process gets its rank.
+    pub(crate) fn orphan(&mut self, peer: Rank) {
+        self.regions.orphan(peer);
+    }
+
+    /// Waits no more for a process that was to be connected: the one that comes is of this host.
+    pub(crate) fn cancel(&mut self, peer: Rank) {
+        if self.holder(peer) == Holder::Connecting {
+            self.control.sever(peer);
+            self.close(peer, Peer::Severed, &TransferError::Severed { peer });
+        }
+    }
+
     /// As [`Device::connect`], in either way.
     fn start_connecting(&mut self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
         self.control.check(peer, kind)?;
-        let is_again = match &self.peers[peer as usize] {
-            Peer::Lost(_) | Peer::Severed => true,
-            Peer::Open(open) => open.departed,
-            Peer::Idle | Peer::Connecting => false,
-        };
-        if is_again && awaits_end(self.event_queue.iter(), peer) {
-            return Err(ConnectError::NotFree { peer });
-        }
+        let is_again = self.holder(peer).is_succeeded(peer)?;
         self.control.connect(peer, kind, is_again)?;
         if is_again {
             self.close(peer, Peer::Idle, &TransferError::Departed { peer });
             self.signal_slots[peer as usize] = OnceLock::new();
-            self.regions.orphan(peer);
+            self.orphan(peer);
         }
         if let slot @ Peer::Idle = &mut self.peers[peer as usize] {
             *slot = Peer::Connecting;

@@ -11,7 +11,7 @@ use crate::Rank;
 use crate::clock::{self, Nanos};
 use crate::control::PairKind;
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, Incarnation, MapError, Meeting,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, Holder, Incarnation, MapError, Meeting,
     PostError, RegisterError, Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
     WakeSource, awaits_end, check_only,
 };
@@ -224,18 +224,38 @@ unsafe impl Device for VerbsDevice {
 }
 
 impl VerbsDevice {
+    /// What is known of the process that has a rank, or had it last.
+    pub(crate) fn holder(&self, peer: Rank) -> Holder {
+        match self.peers.get(peer as usize) {
+            None | Some(Peer::Idle) => Holder::Nobody,
+            Some(Peer::Connecting(_)) => Holder::Connecting,
+            Some(Peer::Open(_)) => Holder::Connected,
+            _ if self.untold.contains(&peer) || awaits_end(self.event_queue.iter(), peer) => Holder::Ends,
+            Some(Peer::Lost(_) | Peer::Departed | Peer::Severed) => Holder::Gone,
+        }
+    }
+
+    /// Announces memory that is for this peer alone no more: another process gets its rank.
+    pub(crate) fn orphan(&mut self, peer: Rank) {
+        self.regions.values_mut().for_each(|registered| registered.orphan(peer));
+    }
+
+    /// Waits no more for a process that was to be connected: the one that comes is of this host.
+    pub(crate) fn cancel(&mut self, peer: Rank) {
+        if self.holder(peer) == Holder::Connecting {
+            self.end(peer, Peer::Severed, &TransferError::Severed { peer });
+            self.control.sever(peer);
+        }
+    }
+
     /// As [`Device::connect`], in either way.
     fn start_connecting(&mut self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
         self.control.check(peer, kind)?;
-        let state = &self.peers[peer as usize];
-        let is_again = matches!(state, Peer::Lost(_) | Peer::Departed | Peer::Severed);
-        if is_again && (self.untold.contains(&peer) || awaits_end(self.event_queue.iter(), peer)) {
-            return Err(ConnectError::NotFree { peer });
-        }
+        let is_again = self.holder(peer).is_succeeded(peer)?;
         self.control.connect(peer, kind, is_again)?;
         if is_again {
             self.was_replaced = true;
-            self.regions.values_mut().for_each(|registered| registered.orphan(peer));
+            self.orphan(peer);
             self.peers[peer as usize] = Peer::Idle;
             self.signal_slots[peer as usize] = OnceLock::new();
             self.remote_regions[peer as usize] = RemoteRegions::default();

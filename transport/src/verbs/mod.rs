@@ -104,7 +104,7 @@ pub use self::wire::check_decoders;
 use self::wire::{ControlMessage, QUEUE_PAIRS_MAX, RemoteRegions};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{self, Control, ControlEventQueue, Network, ReleasedRegions, Streams};
+use crate::control::{self, Control, ControlEventQueue, KnownProcesses, Network, ReleasedRegions, Streams};
 use crate::cuda::FlushScope;
 use crate::device::{
     DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, RegisterError, SetupCounts,
@@ -191,13 +191,14 @@ impl VerbsDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig, options: &VerbsOptions) -> Result<Self, OpenError> {
-        Self::of_incarnation(config, Incarnation::fresh(), options)
+        let known = KnownProcesses::fresh(config.world_size);
+        Self::of_process(config, known, options)
     }
 
     /// As [`VerbsDevice::new`], for a device that is one with others.
-    pub(crate) fn of_incarnation(
+    pub(crate) fn of_process(
         config: DeviceConfig,
-        incarnation: Incarnation,
+        known: KnownProcesses,
         options: &VerbsOptions,
     ) -> Result<Self, OpenError> {
         if let Some(secret) = &config.secret
@@ -220,13 +221,14 @@ impl VerbsDevice {
         let opened = chosen.into_iter().map(|chosen| OpenPort::new(library, chosen));
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let (world_size, connect_timeout) = (config.world_size, config.connect_timeout);
+        let incarnation = known.own();
         let sizes = QueueSizes { service: options.service()?, ..sizes(&opened, world_size, queue_pairs)? };
         let others = world_size.saturating_sub(1).max(1);
         let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
         let control = Control::new(
             config,
-            incarnation,
+            known,
             FABRIC,
             Network::Tcp { data_connections: 0 },
             ControlEventQueue::new()?,

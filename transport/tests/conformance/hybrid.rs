@@ -2,10 +2,11 @@
 //! about on one host, and once with it on two, where rank 0 shares its host with others. Both once
 //! more with RDMA across.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::hybrid::{HybridDevice, PeerFabric};
+use pleach_transport::hybrid::{HostId, HybridDevice};
 use pleach_transport::verbs::VerbsOptions;
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Memory, Nanos, Rank, RegisterError, SharedMemory, TransferError,
@@ -23,8 +24,13 @@ const LEN: usize = 70_000;
 /// number.
 pub(crate) struct Hybrid<const TOGETHER: bool, const RDMA: bool = false>;
 
-fn host<const TOGETHER: bool>(rank: Rank) -> Rank {
+fn host<const TOGETHER: bool>(rank: Rank) -> u32 {
     if TOGETHER { u32::from(rank > 1) } else { rank % 2 }
+}
+
+/// The hosts of the first processes.
+fn hosts<const TOGETHER: bool>(world_size: u32) -> Vec<HostId> {
+    (0..world_size).map(|rank| HostId::new(host::<TOGETHER>(rank), None)).collect()
 }
 
 impl<const TOGETHER: bool, const RDMA: bool> Backend for Hybrid<TOGETHER, RDMA> {
@@ -44,15 +50,48 @@ impl<const TOGETHER: bool, const RDMA: bool> Backend for Hybrid<TOGETHER, RDMA> 
     }
 
     fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
-        let here = host::<TOGETHER>(config.rank);
-        let route = |peer| if host::<TOGETHER>(peer) == here { PeerFabric::Shm } else { PeerFabric::Network };
-        let routes = (0..config.world_size).map(route).collect();
+        let hosts = hosts::<TOGETHER>(config.world_size);
+        let here = hosts[config.rank as usize];
         if RDMA {
-            let wish = VerbsOptions { device: Some(rdma_device(here)), ..VerbsOptions::default() };
-            let made = HybridDevice::over_verbs(config, routes, &wish);
+            let wish = VerbsOptions { device: Some(rdma_device(here.number())), ..VerbsOptions::default() };
+            let made = HybridDevice::over_verbs(config, here, &hosts, &wish);
             return Box::new(made.expect("the system gives memory, and an RDMA device is up"));
         }
-        Box::new(HybridDevice::new(config, routes).expect("the system gives memory and sockets"))
+        Box::new(HybridDevice::new(config, here, &hosts).expect("the system gives memory and sockets"))
+    }
+
+    fn memory(&self, len: usize) -> Arc<dyn Memory> {
+        SharedMemory::new(len).expect("the system gives memory")
+    }
+
+    fn tick(&mut self) -> Nanos {
+        clock::now()
+    }
+}
+
+/// As [`Hybrid`], but each process that gets a rank after another one is of the other host, and
+/// knows no hosts but its own.
+pub(crate) struct Moving<const TOGETHER: bool> {
+    /// By rank.
+    made: HashMap<Rank, u32>,
+}
+
+impl<const TOGETHER: bool> Backend for Moving<TOGETHER> {
+    const NAME: &'static str =
+        if TOGETHER { "hybrid, from a neighbour's host" } else { "hybrid, from across" };
+    const LIVE: bool = true;
+    const LONG_BYTES: usize = 300 << 10;
+
+    fn start(_world_size: u32) -> Self {
+        Self { made: HashMap::new() }
+    }
+
+    fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
+        let before = self.made.entry(config.rank).or_default();
+        let here = HostId::new((host::<TOGETHER>(config.rank) + *before) % 2, None);
+        let hosts = if *before == 0 { hosts::<TOGETHER>(config.world_size) } else { Vec::new() };
+        *before += 1;
+        Box::new(HybridDevice::new(config, here, &hosts).expect("the system gives memory and sockets"))
     }
 
     fn memory(&self, len: usize) -> Arc<dyn Memory> {
@@ -105,6 +144,62 @@ fn severing_a_neighbour_leaves_regions_to_peers_across_and_the_other_way_round()
         world.until("the signal", |world| world.count(0, other, SIGNAL_SLOT) == 1);
         assert_bytes(&target.whole().to_vec(), &noise(7, LEN), "a put over the other fabric");
     }
+}
+
+#[test]
+fn a_rank_is_reached_by_the_fabric_of_its_process_at_both_ends() {
+    let mut world = World::connected(BackendKind::of::<Moving<true>>(), 3);
+    let fabrics = |world: &mut World| {
+        [[0, 1], [1, 0], [1, 2], [2, 1], [0, 2]]
+            .map(|[from, to]| world.device(from).info().reach[to as usize].fabric)
+    };
+    assert_eq!(fabrics(&mut world), ["shm", "shm", "tcp", "tcp", "tcp"]);
+    for (number, expected) in
+        [["tcp", "tcp", "shm", "shm", "tcp"], ["shm", "shm", "tcp", "tcp", "tcp"]].into_iter().enumerate()
+    {
+        world.kill(1);
+        for other in [0, 2] {
+            world.until("the loss", |world| world.losses(other, 1).len() == number + 1);
+        }
+        world.replace(1);
+        world.connect_pair([0, 1], [number + 2, 1]);
+        world.connect_pair([2, 1], [number + 2, 1]);
+        assert_eq!(fabrics(&mut world), expected);
+        world.check_pair(1, 0);
+        world.check_pair(1, 2);
+    }
+}
+
+#[test]
+fn severing_a_rank_ends_once_whatever_its_processes_were_joined_by() {
+    let mut world = World::connected(BackendKind::of::<Moving<true>>(), 2);
+    // It leaves and runs on, with memory of rank 0 mapped.
+    let target = world.region(0, LEN);
+    world.device(1).leave();
+    world.until("the bye", |world| world.saw(0, &Event::Departed { peer: 1 }) == 1);
+    let former = world.replace(1);
+    world.connect_pair([0, 1], [2, 1]);
+    for times in 1..=3 {
+        world.device(0).sever(1);
+        world.device(0).sever(1);
+        world.until("the fence", |world| world.saw(0, &Event::Severed { peer: 1 }) >= times);
+        world.watch(|world| assert_eq!(world.saw(0, &Event::Severed { peer: 1 }), times));
+    }
+    drop((former, target));
+    world.replace(1);
+    world.connect_pair([0, 1], [3, 1]);
+    world.check_pair(0, 1);
+}
+
+#[test]
+fn who_connects_as_somebody_else_while_a_rank_is_taken_is_not_taken_for_its_holder() {
+    let mut world = World::connected(BackendKind::of::<Moving<true>>(), 2);
+    let before = world.replace(1).expect("it runs");
+    let address = world.device(1).info().address.clone();
+    world.device(0).connect(1, &address).expect("the rank is taken: nothing to do");
+    assert_eq!(world.device(0).info().reach[1].fabric, "shm");
+    world.watch(|world| assert_eq!(world.saw(0, &Event::Connected { peer: 1 }), 1));
+    assert_eq!(world.device(0).incarnation(1), Some(before.info().incarnation));
 }
 
 #[test]

@@ -273,4 +273,32 @@ mod backend {
         verbs_cm_wide: crate::verbs::Verbs<true, true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
         verbs_wide: crate::verbs::Verbs<true> [#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]],
     }
+
+    /// The tests in which a rank is given to another process.
+    macro_rules! successors {
+        ($($name:ident: $backend:ty),*) => {
+            $(mod $name {
+                tests! { $backend, [];
+                    returning {
+                        a_killed_process_is_replaced_and_others_are_not_touched
+                        a_process_that_left_is_replaced
+                        a_process_that_comes_before_its_rank_is_free_is_waited_for
+                        a_process_that_comes_first_or_last_is_connected
+                        a_severed_process_does_not_get_its_rank_back
+                        what_a_former_process_was_given_is_bad_for_its_successor
+                        many_processes_have_one_rank_one_after_the_other
+                        severing_takes_back_what_former_processes_could_write
+                    }
+                    drain {
+                        a_successor_is_drained_anew
+                    }
+                }
+            })*
+        };
+    }
+
+    successors! {
+        hybrid_from_here: crate::hybrid::Moving<true>,
+        hybrid_from_across: crate::hybrid::Moving<false>
+    }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pleach_transport::cuda::Gpu;
-use pleach_transport::hybrid::{HybridDevice, PeerFabric};
+use pleach_transport::hybrid::{HostId, HybridDevice};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{
@@ -185,8 +185,8 @@ pub(crate) fn a_host_only_device_refuses_gpu_memory_and_says_what_to_do(gpu: &Ar
     }
     expect_refusal(&mut TcpDevice::new(config(0)).expect("sockets"), "tcp", gpu);
     // Shared memory would take it, the sockets across would read it as the host's.
-    let routes = vec![PeerFabric::Shm, PeerFabric::Network];
-    let mut both = HybridDevice::new(config(0), routes).expect("memory and sockets");
+    let hosts = [0, 1].map(|number| HostId::new(number, None));
+    let mut both = HybridDevice::new(config(0), hosts[0], &hosts).expect("memory and sockets");
     let name = both.info().fabric;
     expect_refusal(&mut both, name, gpu);
 }

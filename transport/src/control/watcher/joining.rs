@@ -216,7 +216,7 @@ impl Watcher {
         let Some(WatchedFile::Handshake(mut pending)) = self.remove(token) else { return };
         let dialed = pending.origin.dialed();
         match (verdict, dialed) {
-            (Progress::Done(hello), Some(peer)) if self.peers[peer as usize].had_rank(&hello) => {
+            (Progress::Done(hello), Some(peer)) if self.shared.known.had_rank(peer, hello.incarnation) => {
                 self.end(peer, ProtocolViolation::FormerProcess.into());
             }
             (Progress::Done(hello), _) => {
@@ -319,8 +319,13 @@ impl Watcher {
         let known = &self.peers[peer as usize];
         let Some(request) = known.request.as_ref().filter(|request| request.dial.is_none()) else { return };
         let attempt = known.connections_of_attempt.as_ref();
-        if attempt.is_some_and(|attempt| attempt.share_world != request.share_world) {
-            // It came before this rank asked for it.
+        // It came before this rank asked for it, and may have had the rank since, over another
+        // fabric of this device.
+        let is_refused = |attempt: &PairConnections| {
+            attempt.share_world != request.share_world
+                || self.shared.known.had_rank(peer, attempt.incarnation)
+        };
+        if attempt.is_some_and(is_refused) {
             return self.abandon_attempt(peer);
         }
         let complete = attempt.is_some_and(|connections_of_attempt| {
@@ -368,7 +373,7 @@ impl Watcher {
         if !shared.stream(peer).open(Arc::clone(&stream), writer, begin) {
             return;
         }
-        known.gets_rank(connections_of_attempt.incarnation);
+        shared.known.give(peer, connections_of_attempt.incarnation);
         let pair = OpenedPair {
             incarnation: connections_of_attempt.incarnation,
             own_rank: connections_of_attempt.own_rank,
@@ -414,7 +419,7 @@ fn admission(peers: &[WatchedPeer], shared: &Shared, hello: &Hello) -> Result<()
     if !is_expected {
         return Err(ProtocolViolation::WrongRank);
     }
-    if known.had_rank(hello) {
+    if shared.known.had_rank(hello.rank, hello.incarnation) {
         return Err(ProtocolViolation::FormerProcess);
     }
     match shared.stream(hello.rank).state() {

@@ -51,10 +51,11 @@ impl DeviceFactory for Paper {
     fn make(
         &mut self,
         fabric: Fabric,
-        peer_fabrics: &[PeerFabric],
+        host: HostId,
+        hosts: &[HostId],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError> {
-        assert_eq!(peer_fabrics.len(), config.world_size as usize);
+        assert_eq!(hosts[config.rank as usize], host);
         self.made.push(fabric);
         if self.troubles.contains(&(fabric, Trouble::Make)) {
             return Err(FabricError { source: "out of paper".into() });
@@ -513,7 +514,8 @@ impl DeviceFactory for Noting {
     fn make(
         &mut self,
         _fabric: Fabric,
-        _routes: &[PeerFabric],
+        _host: HostId,
+        _hosts: &[HostId],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError> {
         let secret = config.secret.expect("devices always have one");
