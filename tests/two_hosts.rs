@@ -1,5 +1,5 @@
-//! Two hosts, as far as one machine can be two: network namespaces with a wire between them. Real
-//! processes find out who is near, share memory there, and reach each other across.
+//! Several hosts, as far as one machine can be several: network namespaces with wires between them.
+//! Real processes find out who is near, share memory there, and reach each other across.
 //!
 //! It takes root and `ip`; without them the tests are skipped.
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use links::{Hosts, Wire, ended};
 use pleach::exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key};
-use pleach::session::{Elastic, Session};
+use pleach::session::{Elastic, Session, SessionError, Verdict};
 use pleach::transport::clock::now;
 use pleach::{FabricChoice, Options, ReduceOp};
 use rustix::process::{Pid, Signal, kill_process};
@@ -23,10 +23,16 @@ use skipped::skip;
 /// busy machines.
 const FOUND_WITHIN: Duration = Duration::from_secs(20);
 
-/// `None`, and says why, where this machine or user has no namespaces.
+/// Two hosts. `None`, and says why, where this machine or user has no namespaces.
 fn hosts() -> Option<Hosts> {
-    let wire = Wire { ends: [0, 1], megabits_per_s: None };
-    let hosts = Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), 2, &[wire]);
+    hosts_in_a_row(2)
+}
+
+/// So many hosts, each with a wire to the next one.
+fn hosts_in_a_row(count: usize) -> Option<Hosts> {
+    let wire = |first: usize| Wire { ends: [first, first + 1], megabits_per_s: None };
+    let wires: Vec<Wire> = (0..count - 1).map(wire).collect();
+    let hosts = Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), count, &wires);
     hosts.map_err(|reason| skip(format_args!("no network namespaces here: {reason}"))).ok()
 }
 
@@ -137,6 +143,9 @@ fn part_of_a_child() {
     if let Some(fabric) = part.strip_prefix("member over ") {
         return member(FabricChoice::Only(fabric.parse().expect("a fabric")));
     }
+    if part == "stays" {
+        return stay();
+    }
     let mut options = EndpointOptions::from_env().expect("they are right");
     options.fabric = ExchangeFabric::Tcp;
     let endpoint = Endpoint::open(&options).expect("a free port");
@@ -194,6 +203,158 @@ fn member(fabric: FabricChoice) {
     }
     println!("sum {} of {ranks}", sum[0]);
     session.leave().expect("nobody ends");
+}
+
+/// A member of a session over the automatic fabric, until it is told to leave. Says of each epoch
+/// which seats are on which hosts, and by which fabric.
+fn stay() {
+    let options = Options::from_env().expect("they are right");
+    let mut elastic = Elastic::between(1, 8);
+    elastic.suspect_after = Duration::from_secs(1);
+    let mut session = Session::join(&options, &elastic).expect("is taken in");
+    session.leave_on(Signal::TERM.as_raw()).expect("can be caught");
+    println!("member {}", session.seat());
+    let mut sums = session.buffer::<u64>(8).expect("it is short");
+    let mut state = session.state::<u64>("sums", 8).expect("it is short");
+    let mut said = String::new();
+    loop {
+        let seat = session.seat().0;
+        let (mut hosts, mut fabric) = (None, None);
+        let verdict = session.attempt(|group, _| {
+            let info = group.info();
+            (hosts, fabric) = (Some(info.hosts), info.fabric);
+            sums.fill(0);
+            sums[seat as usize] = 1;
+            group.all_reduce(&mut sums, ReduceOp::Sum)
+        });
+        match verdict {
+            Ok(Verdict::Committed) => {
+                state.update(|state| state.iter_mut().zip(sums.iter()).for_each(|(all, one)| *all += one));
+                let seats: Vec<String> =
+                    (0..8).filter(|seat| sums[*seat] == 1).map(|seat| seat.to_string()).collect();
+                let (hosts, fabric) = (hosts.expect("was made"), fabric.expect("they have met"));
+                let now = format!("seats {} on hosts {hosts} over {fabric};", seats.join(","));
+                if now != said {
+                    println!("{now}");
+                    said = now;
+                }
+            }
+            Ok(Verdict::Retry(_)) => {}
+            Err(SessionError::Left) => break,
+            Err(error) => return println!("error {error}"),
+        }
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    session.leave().expect("it has left");
+    println!("left");
+}
+
+/// Members of a session over the automatic fabric, which come from hosts and end.
+struct Job<'a> {
+    hosts: &'a Hosts,
+    members: Vec<(Child, Box<dyn Iterator<Item = String>>)>,
+}
+
+impl Job<'_> {
+    /// A process comes to the job from this host, and gets seat 1 or the lowest one that is free.
+    fn comes_from(&mut self, host: usize) {
+        self.starts_on(host, 1, 2);
+    }
+
+    /// A process is this rank of so many.
+    fn starts_on(&mut self, host: usize, rank: usize, world_size: usize) {
+        let rendezvous = format!("tcp://{}:4030,{}:4030", self.hosts.address(0), self.hosts.address(1));
+        let (rank, world_size) = (rank.to_string(), world_size.to_string());
+        let variables = [
+            ("PLEACH_RANK", &*rank),
+            ("PLEACH_WORLD_SIZE", &*world_size),
+            ("PLEACH_RENDEZVOUS", &*rendezvous),
+        ];
+        let (child, lines) = started(self.hosts, host, "stays", &variables);
+        self.members.push((child, Box::new(lines)));
+    }
+
+    /// All that are left make a step with these seats on these hosts, over both fabrics.
+    fn expect(&mut self, seats: &str, hosts: &str) {
+        let wanted = format!("seats {seats} on hosts {hosts} over shm+tcp;");
+        for (_, lines) in &mut self.members {
+            heard(lines, &wanted);
+        }
+    }
+
+    /// A process is killed.
+    fn is_killed(&mut self, member: usize) {
+        let (child, _) = self.members.remove(member);
+        kill_process(Pid::from_child(&child), Signal::KILL).expect("it runs");
+        drop(ended(vec![child]));
+    }
+
+    /// A process is told to leave.
+    fn leaves(&mut self, member: usize) {
+        let (child, mut lines) = self.members.remove(member);
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+        heard(&mut lines, "left");
+        assert!(ended(vec![child])[0].status.success());
+    }
+
+    fn end(mut self) {
+        while !self.members.is_empty() {
+            self.leaves(0);
+        }
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.members {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// With nothing said about a fabric: the job begins in one process, whose host has no other one.
+#[test]
+fn a_session_grows_shrinks_and_heals_over_three_hosts() {
+    let Some(hosts) = hosts_in_a_row(3) else { return };
+    let mut job = Job { hosts: &hosts, members: Vec::new() };
+    job.starts_on(0, 0, 1);
+    job.expect("0", "1x1");
+    // One beside it, then one of another host, and one beside that.
+    job.comes_from(0);
+    job.expect("0,1", "1x2");
+    job.comes_from(1);
+    job.expect("0,1,2", "2+1");
+    job.comes_from(1);
+    job.expect("0,1,2,3", "2x2");
+    // The end of one shows to those of its host alone, and a third host has its seat then.
+    job.is_killed(2);
+    job.expect("0,1,3", "2+1");
+    job.comes_from(2);
+    job.expect("0,1,2,3", "2+1+1");
+    // The one that gives seats: another one does then, on one of the named hosts.
+    job.is_killed(0);
+    job.expect("1,2,3", "3x1");
+    job.comes_from(1);
+    job.expect("0,1,2,3", "0,1,2,0");
+    job.leaves(0);
+    job.expect("0,2,3", "0,1,0");
+    job.end();
+}
+
+/// The other way round: no two of those that begin share memory.
+#[test]
+fn a_session_of_ranks_on_a_host_each_takes_processes_that_share_memory_with_them() {
+    let Some(hosts) = hosts_in_a_row(2) else { return };
+    let mut job = Job { hosts: &hosts, members: Vec::new() };
+    job.starts_on(0, 0, 2);
+    job.starts_on(1, 1, 2);
+    job.expect("0,1", "2x1");
+    job.comes_from(1);
+    job.expect("0,1,2", "1+2");
+    job.comes_from(0);
+    job.expect("0,1,2,3", "0,1,1,0");
+    job.end();
 }
 
 #[test]

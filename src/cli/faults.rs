@@ -3,7 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use pleach::{Fabric, FabricChoice};
 use rustix::process::Signal;
 
 /// What happens to a rank's process.
@@ -43,19 +42,6 @@ impl Fault {
             Self::Join => None,
             Self::Leave => Some(Signal::TERM),
         }
-    }
-
-    /// Whether it is possible by this fabric: those that mix two take no process that joins.
-    pub(crate) fn is_possible_by(self, fabric: FabricChoice) -> bool {
-        self != Self::Join || !matches!(fabric, FabricChoice::Only(Fabric::Hybrid | Fabric::HybridVerbs))
-    }
-
-    /// Why it is not.
-    pub(crate) fn refusal(self, fabric: FabricChoice) -> String {
-        format!(
-            "no {self} by {fabric}: a fabric that mixes two takes no rank that joins; leave {self} out or take \
-             another --fabric"
-        )
     }
 
     /// The number of ranks after the fault.

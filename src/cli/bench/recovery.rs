@@ -95,9 +95,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if arguments.recovery.member {
         return member(arguments, fabric);
     }
-    if !arguments.recovery.fault.is_possible_by(fabric) {
-        return Err(CommandError::typed(arguments.recovery.fault.refusal(fabric)));
-    }
     if is_one_of_several(&arguments.world)? {
         return Err(CommandError::typed(
             "one process too many: recovery starts its ranks by itself, to strike one of them; start it once, without a launcher",

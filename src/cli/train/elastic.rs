@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use pleach::partial::duration;
 use pleach::session::{Elastic, Session, SessionError};
 use pleach::transport::{Nanos, clock};
-use pleach::{FabricChoice, Options, Reproducible};
+use pleach::{Options, Reproducible};
 use pleach_training::{Layout, Learner as _, Perceptron, Scheme, Sgd, TrainError, Trainer};
 use pleach_vocabulary::random::Random;
 use serde_json::json;
@@ -36,7 +36,7 @@ use crate::cli::strikes::{Look, Strike, Strikes};
 /// The numbers of ranks where none are given.
 const USUAL: &str = "2:6";
 
-/// The faults where none are named; without a join over fabrics by which no process joins.
+/// The faults where none are named.
 const USUAL_FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave];
 
 /// Time between two faults.
@@ -121,7 +121,7 @@ pub(crate) fn run(
     let layout = Layout::of(&arguments.model.network(&data.train).lengths());
     scheme.plan_in_session(&layout, 0, 1).map_err(CommandError::typed)?;
     let ElasticArguments { chaos, member, .. } = &arguments.elastic;
-    let faults = faults(chaos.as_deref(), arguments.fabric)?;
+    let faults = faults(chaos.as_deref());
     if is_one_of_several(&arguments.world)? {
         if chaos.is_some() {
             return Err(CommandError::typed(
@@ -210,14 +210,11 @@ fn is_one_batch(scheme: &Scheme) -> bool {
 }
 
 /// The faults that were asked for: those that are usual, where none were named.
-fn faults(chaos: Option<&[Fault]>, fabric: FabricChoice) -> Result<Vec<Fault>, CommandError> {
+fn faults(chaos: Option<&[Fault]>) -> Vec<Fault> {
     match chaos {
-        None => Ok(Vec::new()),
-        Some([]) => Ok(USUAL_FAULTS.into_iter().filter(|fault| fault.is_possible_by(fabric)).collect()),
-        Some(named) => match named.iter().find(|fault| !fault.is_possible_by(fabric)) {
-            Some(fault) => Err(CommandError::typed(fault.refusal(fabric))),
-            None => Ok(named.to_vec()),
-        },
+        None => Vec::new(),
+        Some([]) => USUAL_FAULTS.to_vec(),
+        Some(named) => named.to_vec(),
     }
 }
 
@@ -585,23 +582,7 @@ fn tell(strike: Strike, as_json: bool) -> Result<(), CommandError> {
 
 #[cfg(test)]
 mod tests {
-    use pleach::Fabric;
-
     use super::*;
-
-    const AUTO: FabricChoice = FabricChoice::Auto;
-
-    #[test]
-    fn no_process_joins_over_a_fabric_of_two_and_it_is_refused_only_where_it_is_named() {
-        assert_eq!(faults(Some(&[]), AUTO), Ok(USUAL_FAULTS.to_vec()));
-        let named = [Fault::Leave, Fault::Join];
-        assert_eq!(faults(Some(&named), AUTO), Ok(named.to_vec()));
-        let mixed = FabricChoice::Only(Fabric::Hybrid);
-        assert!(faults(Some(&named), mixed).is_err());
-        assert_eq!(faults(Some(&[]), mixed), Ok(vec![Fault::Kill, Fault::Stop, Fault::Leave]));
-        assert_eq!(faults(Some(&named[..1]), mixed), Ok(vec![Fault::Leave]));
-        assert_eq!(faults(None, mixed), Ok(Vec::new()));
-    }
 
     #[test]
     fn batches_are_those_of_the_loop_without_a_session_also_when_a_step_is_repeated() {
