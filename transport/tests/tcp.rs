@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pleach_transport::auth::{Challenges, Side, TAG_BYTES};
@@ -306,17 +307,28 @@ fn unauthenticated_connections_are_dropped_and_harm_nobody() {
 /// Among so many of the newest unauthenticated connections, the slow ones send their next byte.
 const SLOW_PEERS: usize = 64;
 
+/// Signals that a pair sends before a flood ends.
+const SIGNALS_UNDER_FLOOD: u32 = 20;
+
 /// A pair sends signals while unauthenticated peers connect again and again, silent, with a hello,
-/// with half of one and byte by byte, and a new pair comes about meanwhile.
+/// with half of one and byte by byte, and a new pair comes about meanwhile. The flood goes on until
+/// both have.
 fn work_under_flood(connections: usize, held: usize) {
     let (mut low, mut high) = connected();
     let (mut new_low, mut new_high) = (End::new(config(0, 2)), End::new(config(1, 2)));
     let addresses = [low.socket_address(), new_low.socket_address()];
+    let work_is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let work_is_done = &work_is_done;
         let flood = scope.spawn(move || {
             let mut unauthenticated = std::collections::VecDeque::new();
             let hello = Hello::new(0, 0).bytes();
-            for number in 0..connections {
+            let until = clock::now() + PATIENCE;
+            // Acquire: pairs with the release of the thread that works.
+            let goes_on = |number| {
+                number < connections || !work_is_done.load(Ordering::Acquire) && clock::now() < until
+            };
+            for number in (0..).take_while(|number| goes_on(*number)) {
                 // The device may have dropped any of them already.
                 if let Ok(mut stream) = TcpStream::connect(addresses[number % 2]) {
                     let said = [0, HELLO_BYTES, 50, 1][number / 2 % 4];
@@ -341,7 +353,7 @@ fn work_under_flood(connections: usize, held: usize) {
         while !flood.is_finished() || joined_in.is_none() {
             let asked = clock::now();
             check_pair(&mut low, &mut high);
-            signals += 1;
+            signals += 1_u32;
             slowest = slowest.max(clock::now().since(asked));
             new_low.pump();
             new_high.pump();
@@ -350,12 +362,14 @@ fn work_under_flood(connections: usize, held: usize) {
             if is_connected && joined_in.is_none() {
                 joined_in = Some(clock::now().since(began));
             }
-            assert!(asked.since(began) < PATIENCE, "{signals} signals, joined in {joined_in:?}");
+            let has_all = joined_in.is_some() && signals >= SIGNALS_UNDER_FLOOD;
+            work_is_done.store(has_all, Ordering::Release); // Pairs with the acquire of the flood.
+            assert!(has_all || asked.since(began) < PATIENCE, "{signals} signals, joined in {joined_in:?}");
         }
         println!(
             "{connections} unauthenticated: {signals} signals, the slowest {slowest:?}; a new pair in {joined_in:?}"
         );
-        assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+        assert!(signals >= SIGNALS_UNDER_FLOOD, "{signals} while the flood went on");
     });
 }
 
@@ -380,7 +394,7 @@ fn a_peer_that_says_half_a_hello_is_not_waited_for_in_vain() {
 
 #[test]
 fn a_wrong_secret_is_named_on_both_sides() {
-    let limit = Duration::from_millis(1500);
+    let limit = Duration::from_secs(5);
     let mut low = End::new(DeviceConfig { connect_timeout: limit, ..config(0, 2) });
     let secret = Some(Secret::new(b"another secret, as long"));
     let mut high = End::new(DeviceConfig { secret, connect_timeout: limit, ..config(1, 2) });

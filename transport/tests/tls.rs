@@ -333,7 +333,7 @@ fn what_somebody_in_between_cuts_is_a_loss_and_no_short_success() {
 
 /// How ranks that do not fit end: rank 0, then rank 1.
 fn losses(tls: [Tls; 2]) -> [LossCause; 2] {
-    let (mut ends, _between) = through(tls, Duration::from_millis(1500));
+    let (mut ends, _between) = through(tls, Duration::from_secs(3));
     until(&mut ends, "losses", |ends| ends.iter().all(|end| end.loss().is_some()));
     ends.map(|end| end.loss().expect("was seen"))
 }

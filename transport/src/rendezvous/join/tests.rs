@@ -1,7 +1,6 @@
 //! Ranks are threads; their devices are made of a table that says who wants to connect to whom.
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
@@ -13,6 +12,7 @@ use crate::device::{
 };
 use crate::memory::Memory;
 use crate::other_user::{as_nobody, can_act_as_nobody};
+use crate::ports;
 use crate::region::{Mapped, ReadOnlyMapped, Region, RemoteSlice};
 use crate::rendezvous::{ExplicitWorld, FabricError, Launcher, Rendezvous, TcpStore};
 use crate::signals::{Signal, Signals};
@@ -250,8 +250,7 @@ struct Process {
 
 impl Job {
     fn of(world_size: u32) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let port = listener.local_addr().expect("is bound").port();
+        let port = ports::reserve(1);
         let process = |rank| Process {
             rank,
             world_size,
@@ -423,7 +422,7 @@ fn a_fifth_rank_does_not_stop_a_world_of_four() {
 fn a_rank_that_never_comes_is_named_by_all_others() {
     let mut job = Job::of(4);
     job.processes.remove(2);
-    job.timeout = Duration::from_secs(3);
+    job.timeout = Duration::from_secs(6);
     for result in job.run() {
         let error = result.expect_err("rank 2 is missing");
         assert!(error.contains("missing ranks: rank 2 of 4"), "{error}");
@@ -444,17 +443,14 @@ fn a_rank_that_is_not_reached_is_named() {
 #[test]
 fn ranks_that_reach_nobody_until_the_time_is_up_still_tell_each_other_that() {
     let mut job = Job::of(3);
-    job.timeout = Duration::from_secs(3);
+    job.timeout = Duration::from_secs(6);
     for process in &mut job.processes {
         process.fabric = FabricChoice::Only(Fabric::Tcp);
         process.troubles = vec![(Fabric::Tcp, Trouble::Reach)];
     }
     for result in job.run() {
         let error = result.expect_err("not connected");
-        assert!(
-            error.contains("fabric tcp not usable: rank 0: ranks 1, 2 not connected within 1"),
-            "{error}"
-        );
+        assert!(error.contains("fabric tcp not usable: rank 0: ranks 1, 2 not connected within "), "{error}");
     }
 }
 
@@ -548,9 +544,7 @@ impl Responder for Quiet {
 
 /// How rank 0 of root and rank 1 of another user join at a store that lets in both.
 fn join_as_two_users(secret: Option<&Secret>) -> [Result<Fabric, String>; 2] {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let address = listener.local_addr().expect("is bound").to_string();
-    drop(listener);
+    let address = format!("127.0.0.1:{}", ports::reserve(1));
     let (deferred_responder, timeout) = (Secret::new(b"what the store lets in by"), Duration::from_secs(60));
     let join = |rank| {
         let store =

@@ -59,6 +59,12 @@ pub(super) fn check_decoders(bytes: &[u8]) {
 /// Time limit of a single connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How often a wait for an answer looks at the clock.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long an answer is awaited at least, also of a request that is sent behind its deadline.
+const ANSWER_TIME_MIN: Duration = Duration::from_millis(500);
+
 /// How many bytes of a foreign server's answer are shown.
 const ANSWER_SHOWN_BYTES: usize = 24;
 
@@ -115,11 +121,8 @@ impl TcpStore {
         if let Some(server) = &mut self.server {
             server.ends_by(deadline);
         }
-        let left = || match deadline.since(now()) {
-            Duration::ZERO => Err(lost(io::ErrorKind::TimedOut.into())),
-            left => Ok(left),
-        };
-        self.stream.set_write_timeout(Some(left()?)).map_err(lost)?;
+        let mut answer = Awaited::until(deadline);
+        self.stream.set_write_timeout(Some(answer.left)).map_err(lost)?;
         let request = request.encode();
         let request = self.session.as_mut().map(|session| sealed(session, &request)).unwrap_or(request);
         self.stream.write_all(&request).map_err(lost)?;
@@ -129,7 +132,8 @@ impl TcpStore {
                 self.input.drain(..taken);
                 return Ok(answer);
             }
-            self.stream.set_read_timeout(Some(left()?)).map_err(lost)?;
+            let left = answer.look().ok_or_else(|| lost(io::ErrorKind::TimedOut.into()))?;
+            self.stream.set_read_timeout(Some(left)).map_err(lost)?;
             match receive(&mut self.stream, self.session.as_mut(), &mut self.input) {
                 Ok(0) => return Err(lost(io::ErrorKind::ConnectionAborted.into())),
                 Ok(_) => {}
@@ -195,6 +199,28 @@ impl Store for TcpStore {
     fn path(&self) -> Option<StorePath> {
         let [local, remote] = [self.stream.local_addr(), self.stream.peer_addr()];
         Some(StorePath { local: local.ok()?.ip().to_canonical(), remote: remote.ok()?.ip().to_canonical() })
+    }
+}
+
+/// How long an answer is still awaited. Time passes only while this process runs: what was answered
+/// while the process was stopped, or got no processor, is read though the deadline has passed.
+struct Awaited {
+    left: Duration,
+    looked: Nanos,
+}
+
+impl Awaited {
+    fn until(deadline: Nanos) -> Self {
+        let looked = now();
+        Self { left: deadline.since(looked).max(ANSWER_TIME_MIN), looked }
+    }
+
+    /// The time until the next look at the latest; `None` when the time is up.
+    fn look(&mut self) -> Option<Duration> {
+        let time = now();
+        self.left = self.left.saturating_sub(time.since(self.looked).min(2 * LOOK_INTERVAL));
+        self.looked = time;
+        Some(self.left.min(LOOK_INTERVAL)).filter(|left| !left.is_zero())
     }
 }
 
