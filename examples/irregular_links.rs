@@ -37,7 +37,7 @@ fn main() {
     for bytes in ["1M", "8M", "32M"] {
         let mut times = Vec::new();
         for algorithm in ["ring", "packed"] {
-            let (measured_s, predicted_s) = all_reduce(&hosts, algorithm, bytes);
+            let (measured_s, predicted_s, _) = all_reduce(&hosts, algorithm, bytes);
             println!("{bytes:>8} {algorithm:>8} {measured_s:>10.3} s {predicted_s:>10.3} s");
             times.push((measured_s, predicted_s));
         }
