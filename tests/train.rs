@@ -201,11 +201,25 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
             );
             let last = lines[4];
             assert_eq!((field(last, "scheme"), field(last, "ranks")), (&*format!("\"{scheme}\""), "4"));
-            // The runs of some differ: of 20 the worst was 0.9582 by gossip and 0.9638 by downpour.
-            assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
+            expect_learned(last, scheme, fabric);
             assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
         }
     }
+    let simulated = by_each_scheme(&["--simulate", "4", "--json"]);
+    assert!(simulated.status.success(), "{}", text(&simulated.stderr));
+    for (scheme, line) in SCHEMES.iter().zip(text(&simulated.stdout).lines()) {
+        assert!(number(line, "test_accuracy") >= 0.95, "{scheme}: {line}");
+    }
+}
+
+/// Sees that real ranks have learned. By most schemes, what they learn depends on how late ranks
+/// are, which nobody knows on a busy machine: of 20 runs the worst had 0.9582 by gossip and 0.9638
+/// by downpour. How much they learn is held in virtual time. Guesses have 0.1.
+fn expect_learned(last: &str, scheme: &str, fabric: &str) {
+    let accuracy = number(last, "test_accuracy");
+    println!("{scheme} over {fabric}: accuracy {accuracy}");
+    let least = if ["sync", "local-sgd", "diloco", "bsp"].contains(&scheme) { 0.95 } else { 0.8 };
+    assert!(accuracy >= least, "{scheme} over {fabric}: {last}");
 }
 
 #[test]
@@ -337,11 +351,11 @@ fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtua
         let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
         let last = text(&output.stdout).lines().last().expect("results");
-        assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
+        expect_learned(last, scheme, fabric);
         assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
-        let output = train(&["--simulate", "4", "--steps", "40", "--scheme", scheme, "--json"]);
+        let output = train(&["--simulate", "4", "--scheme", scheme, "--json"]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
-        assert!(number(text(&output.stdout), "test_accuracy") > 0.5, "{}", text(&output.stdout));
+        assert!(number(text(&output.stdout), "test_accuracy") >= 0.95, "{}", text(&output.stdout));
     }
 }
 
