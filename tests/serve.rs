@@ -754,7 +754,7 @@ fn kill(victim: u32, fabric: &str, is_idle: bool) {
         let calls = send_requests(&client, 8);
         // One with a deadline is sent after the others, so these are on their way when it is over.
         let mut last = Request::new(request(9));
-        last.set_timeout(Duration::from_millis(200));
+        last.set_timeout(Duration::from_secs(1));
         let last =
             tokio::spawn(async move { client.send::<_, ModelInferResponse>("ModelInfer", last).await });
         last.await.expect("no panic").expect_err("the rank is stopped");
@@ -765,7 +765,8 @@ fn kill(victim: u32, fabric: &str, is_idle: bool) {
             assert!(code == Code::Unavailable && text.contains(&format!("rank {victim} is lost")), "{text}");
         }
         let took = clock::now().since(killed);
-        assert!(took < Duration::from_secs(5), "the calls took {took:?} to fail");
+        println!("the calls took {took:?} to fail");
+        assert!(took < Duration::from_secs(20), "the calls took {took:?} to fail");
     });
     let (status, error) = server.wait();
     assert_eq!(status.code(), Some(1), "{error}");

@@ -1,5 +1,8 @@
 //! Endpoints that send and receive over sockets, as programs use them.
 
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -154,15 +157,16 @@ fn an_aborted_step_fails_its_receives_until_it_is_cleaned_up() {
 
 #[test]
 fn a_restarted_sender_is_another_one() {
-    let (sender, receiver, peer) = pair(&inline());
+    let mut options = inline();
+    options.listen = format!("127.0.0.1:{}", ports::reserve(1));
+    let (sender, receiver) = (open(&options), open(&inline()));
     let address = sender.address().to_string();
+    let peer = receiver.connect(&address).expect("an address").within(LONG);
     sender.send(&key(1, "w"), tensor(&sender, &[1.0])).expect("there is room");
     peer.receive(&key(1, "w")).expect("was sent");
     drop(sender);
     let (kind_of_error, text) = kind(peer.receive(&key(1, "w")));
     assert_eq!(kind_of_error, FailureKind::Unavailable, "{text}");
-    let mut options = inline();
-    options.listen = address.clone();
     let sender = open(&options);
     sender.send(&key(1, "w"), tensor(&sender, &[2.0])).expect("there is room");
     let (kind_of_error, text) = kind(peer.receive(&key(1, "w")));
@@ -201,7 +205,8 @@ fn an_address_without_an_exchange_is_an_error_that_says_what_is_there() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("is bound").to_string();
     let peer = receiver.connect(&address).expect("an address");
-    let (kind_of_error, text) = kind(peer.within(SHORT).receive(&key(1, "w")));
+    // So long that the receive dials.
+    let (kind_of_error, text) = kind(peer.within(Duration::from_secs(2)).receive(&key(1, "w")));
     assert_eq!(kind_of_error, FailureKind::Timeout, "{text}");
     let web = thread::spawn(move || {
         // The first one is of the receive that has ended.

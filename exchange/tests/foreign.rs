@@ -1,6 +1,9 @@
 //! What the interfaces of other languages stand on: parts of memory with guards, ends that are
 //! told, short waits, and endpoints that are closed while others use them.
 
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -142,7 +145,11 @@ fn a_short_wait_takes_nothing_and_a_later_one_does() {
 
 #[test]
 fn a_closed_endpoint_ends_its_calls_and_takes_none() {
-    let (sender, receiver, peer) = pair(ExchangeFabric::Auto);
+    let mut options = EndpointOptions::default();
+    options.listen = format!("127.0.0.1:{}", ports::reserve(1));
+    let (sender, receiver) =
+        (open(ExchangeFabric::Auto), Endpoint::open(&options).expect("a port of its own"));
+    let peer = receiver.connect(&sender.address().to_string()).expect("an address").within(LONG);
     let pending = peer.start_receive(&key("w")).expect("it listens");
     let waiting = thread::spawn({
         let peer = peer.clone();
@@ -174,8 +181,6 @@ fn a_closed_endpoint_ends_its_calls_and_takes_none() {
     let address = receiver.address().to_string();
     let other = sender.connect(&address).expect("an address").within(LONG).receive(&key("w"));
     assert_eq!(other.expect_err("nobody listens").kind(), FailureKind::Unavailable);
-    let mut options = EndpointOptions::default();
-    options.listen = address;
     assert!(Endpoint::open(&options).is_ok(), "its port is free again");
 }
 

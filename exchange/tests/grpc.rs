@@ -1,5 +1,7 @@
 //! Services of tonic whose fields go by reference; over RDMA where there is a device.
 
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
 mod raw;
 mod stopping;
 mod tensors;
@@ -37,8 +39,9 @@ use tensors::{Ask, Serve, Tensor, TensorsClient, TensorsServer};
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Calls to a server that was killed fail within this time.
-const SOON: Duration = Duration::from_secs(1);
+/// Calls to a server that was killed fail within this time: long before a deadline. It is some
+/// milliseconds; this is for machines that are busy with other things.
+const SOON: Duration = Duration::from_secs(10);
 
 /// Held by a test that measures a time, and by the one that keeps all processors busy.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -553,7 +556,8 @@ async fn a_forged_reference_fails_its_call_and_no_other() {
 async fn a_server_that_comes_back_is_linked_anew() {
     let (sender, receiver) = (open(ExchangeFabric::Auto), open(ExchangeFabric::Auto));
     let data = lendable(&sender, 100_000);
-    let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
+    let own = format!("127.0.0.1:{}", ports::reserve(1));
+    let (address, server) = serve(data.clone(), Some(&sender), &own).await;
     let (mut client, channel) = client(&receiver, address).await;
     client.get(ask(100_000)).await.expect("is served");
     server.end().await;
@@ -749,6 +753,7 @@ async fn a_slow_server_is_waited_for_a_stopped_one_until_the_deadline_and_a_kill
         is_lost(&lost, "Sum");
     }
     let waited = clock::now().since(since);
+    println!("{CALLS} calls to a killed server failed after {waited:?}");
     assert!(waited < SOON && tensors::sum(&tensor(held)) == sum, "{waited:?}: what was received stays");
     // Nobody listens there any more.
     is_lost(&client.get(ask(1)).await.expect_err("is killed"), "Get");

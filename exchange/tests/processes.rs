@@ -25,8 +25,9 @@ const LARGE: usize = 256 << 20;
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Calls to a peer that was killed fail within this time, and its leases are back.
-const SOON: Duration = Duration::from_secs(1);
+/// Calls to a peer that was killed fail within this time, and its leases are back: long before a
+/// deadline. It is some milliseconds; this is for machines that are busy with other things.
+const SOON: Duration = Duration::from_secs(10);
 
 /// Held by a test that measures a time or memory, and by the one that keeps all processors busy.
 /// Pages of this program are divided by its processes too.
@@ -170,7 +171,7 @@ fn peer_of(endpoint: &Endpoint, program: &Program) -> Peer {
 }
 
 #[test]
-fn a_sender_that_is_killed_fails_its_calls_within_a_second_and_no_others() {
+fn a_sender_that_is_killed_fails_its_calls_before_their_deadline_and_no_others() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     by_each_fabric(kill_a_sender);
 }
@@ -292,7 +293,7 @@ fn clients_that_come_and_are_killed_at_random_leave_nothing_behind() {
     };
     assert!(killed >= count && has_sent, "{killed}: {counts:?}");
     println!("{killed} clients were killed; {sent:?} tensors were read in place and got");
-    // A killed client's leases are back within a second.
+    // A killed client's leases are back.
     let until = clock::now() + SOON;
     while endpoint.counts().bytes_lent > 0 || endpoint.counts().links > 0 || endpoint.counts().leases > 0 {
         assert!(clock::now() < until, "a killed client holds {:?}", endpoint.counts());

@@ -30,8 +30,9 @@ use tonic::{Code, Status};
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Calls to a peer that was killed fail within this time.
-const SOON: Duration = Duration::from_secs(1);
+/// Calls to a peer that was killed fail within this time: long before a deadline. It is some
+/// milliseconds; this is for machines that are busy with other things.
+const SOON: Duration = Duration::from_secs(10);
 
 /// Of the task of Rust: `task.py` has the same.
 const INCARNATION: u64 = 7;
@@ -399,6 +400,7 @@ async fn a_slow_task_is_waited_for_a_stopped_one_until_the_deadline_and_a_killed
     child.wait().expect("it was killed");
     let lost = waiting.await.expect("does not panic").expect_err("was killed");
     let waited = clock::now().since(killed);
+    println!("a call to a killed task failed after {waited:?}");
     assert!(waited < SOON, "{waited:?}");
     assert_eq!(lost.code(), Code::Unavailable, "{lost}");
     let again = client.receive(5, &key, LONG).await.expect_err("is gone");

@@ -17,8 +17,9 @@ import grpc  # noqa: E402
 from receiver import Receiver  # noqa: E402
 from tasks import PACKAGE, TaskError, Tasks  # noqa: E402
 
-#: How soon a receive from a task that was killed must fail, in seconds.
-KILLED_LIMIT_S = 1
+#: How soon a receive from a task that was killed must fail, in seconds, on a machine that is busy with other
+#: things. It has no deadline.
+KILLED_LIMIT_S = 20
 
 
 @pytest.fixture
