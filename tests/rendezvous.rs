@@ -226,7 +226,7 @@ fn a_rank_that_never_comes_is_named_in_bounded_time() {
     let folder = Folder::new("missing");
     for address in [free_address(), format!("file://{}", folder.0.display())] {
         let mut command = run(3, &["--world-size", "4", "--rendezvous", &address]);
-        command.env(TIMEOUT_VARIABLE, "2000");
+        command.env(TIMEOUT_VARIABLE, "6000");
         let before = now();
         let error = error(&finish(command));
         assert!(now().since(before) < launcher::PATIENCE);
@@ -240,7 +240,7 @@ fn ranks_without_a_rank_0_say_so() {
     let folder = Folder::new("headless");
     for address in [free_address(), format!("file://{}", folder.0.display())] {
         let mut command = rank(1, 2, &address);
-        command.env(TIMEOUT_VARIABLE, "300");
+        command.env(TIMEOUT_VARIABLE, "1000");
         let error = error(&finish(command));
         assert!(error.contains("rank 0 is missing"), "{error}");
     }
@@ -325,7 +325,7 @@ fn a_wrong_secret_is_told_to_the_one_that_has_it_and_named_to_rank_0() {
     let address = free_address();
     let outputs = all([0, 1].map(|number| {
         let mut command = rank(number, 2, &address);
-        command.env("PLEACH_SECRET_FILE", &secrets[number as usize]).env(TIMEOUT_VARIABLE, "3000");
+        command.env("PLEACH_SECRET_FILE", &secrets[number as usize]).env(TIMEOUT_VARIABLE, "8000");
         command
     }));
     let (zero, one) = (error(&outputs[0]), error(&outputs[1]));
@@ -362,7 +362,7 @@ fn another_user_of_this_host_is_refused_and_named_on_both_sides_and_a_secret_joi
             if with_secret {
                 command.env("PLEACH_SECRET_FILE", &secrets[number as usize]);
             } else {
-                command.env(TIMEOUT_VARIABLE, "3000");
+                command.env(TIMEOUT_VARIABLE, "8000");
             }
             command.env(FABRIC_VARIABLE, "auto");
             command

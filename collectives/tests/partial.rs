@@ -660,7 +660,7 @@ fn a_contribution_that_failed_is_not_added_to_itself_by_another_try() {
 
 #[test]
 fn ranks_that_have_abstained_and_do_not_wait_time_nobody_out() {
-    let timeout = Duration::from_secs(2);
+    let timeout = Duration::from_secs(4);
     let both = Barrier::new(2);
     ranks::with_group(
         Fabric::Shm,
@@ -740,7 +740,7 @@ fn the_next_contribution_is_computed_while_the_round_of_the_last_goes_on() {
 #[test]
 fn a_rank_that_never_contributes_is_named_when_the_time_is_up() {
     let (two, all) = (Barrier::new(2), Barrier::new(3));
-    let short = |options: &mut Options| options.timeout = Duration::from_secs(2);
+    let short = |options: &mut Options| options.timeout = Duration::from_secs(4);
     let errors = ranks::with_group(Fabric::Shm, 3, short, |group| {
         let mut rounds = group.partial::<i64>(1, Activation::all()).unwrap();
         if group.rank() == 2 {

@@ -148,7 +148,7 @@ fn the_last_survivor_goes_on_alone(fabric: &str) {
 }
 
 fn who_was_stopped_is_out_and_changes_nothing(fabric: &str) {
-    let mut job = Job::start(fabric, 4, &["suspect=500", "watch=1"]);
+    let mut job = Job::start(fabric, 4, &["suspect=2000", "watch=1"]);
     job.await_step(1, 8);
     job.signal(1, Signal::STOP);
     job.await_all_of(&[0, 2, 3]);
@@ -211,7 +211,7 @@ fn too_few_members_say_so(fabric: &str) {
 
 /// Stopped processes have not ended, so nobody certifies that they have.
 fn without_a_quorum_a_member_gives_up_and_the_others_go_on(fabric: &str) {
-    let mut job = Job::start_together(fabric, 4, &["suspect=500", "watch=1"], &[1, 2, 3]);
+    let mut job = Job::start_together(fabric, 4, &["suspect=2000", "watch=1"], &[1, 2, 3]);
     job.await_step(0, 6);
     job.signal_together(Signal::STOP);
     job.await_told(0, |told| matches!(told, Told::End(_)));
@@ -314,7 +314,7 @@ fn an_interrupt_ends_a_commit_that_waits_for_a_stopped_member(fabric: &str) {
 }
 
 fn who_is_told_to_leave_in_a_commit_leaves_when_the_stopped_member_is_out(fabric: &str) {
-    let mut job = stopped_behind_calls(fabric, "suspect=500");
+    let mut job = stopped_behind_calls(fabric, "suspect=2000");
     job.tell(0, Signal::TERM);
     job.await_told(0, |told| matches!(told, Told::End(_)));
     job.await_all_of(&[2]);
@@ -443,7 +443,7 @@ fn who_is_not_of_the_job_is_refused(fabric: &str) {
     for (settings, end) in [
         (&["program=another"][..], "Differs"),
         (&["most=4"], "Differs"),
-        (&["suspect=1999"], "Differs"),
+        (&["suspect=9999"], "Differs"),
         (&["tls=off"], "Differs"),
         (&["heal=hidden"], "Differs"),
         (&["heal-wait=59999"], "Differs"),
@@ -602,7 +602,7 @@ fn deaths_while_parts_are_made_and_used_lose_and_repeat_nothing(fabric: &str) {
 }
 
 fn who_was_stopped_changes_no_part_of_the_others(fabric: &str) {
-    let mut job = Job::start(fabric, 3, &["suspect=500", "watch=1", "parts=1"]);
+    let mut job = Job::start(fabric, 3, &["suspect=2000", "watch=1", "parts=1"]);
     job.await_step(1, 4);
     job.signal(1, Signal::STOP);
     job.await_all_of(&[0, 2]);

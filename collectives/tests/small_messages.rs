@@ -14,16 +14,20 @@ use ranks::with_group;
 
 const RANKS: u32 = 2;
 const ROUNDS: u32 = 100;
+/// Batches, each of [`ROUNDS`] calls of each kind. On a busy machine most of them may have a call
+/// in which a rank waits so long that it asks what its peer is doing, so they go on until each kind
+/// has had one without.
 const BATCHES: u32 = 40;
+/// Most batches.
+const BATCHES_MAX: u32 = 10 * BATCHES;
 
 /// The fewest allocations a rank's thread makes in [`ROUNDS`] calls: of a registered slice, of
-/// another, of none, of messages. The fewest of many, because on a busy machine a rank may wait so
-/// long that it asks what its peer is doing.
+/// another, of none, of messages.
 fn fewest(group: &Group, elements: usize) -> [u64; 4] {
     let mut buffer = group.buffer::<f32>(elements).unwrap();
     let mut plain = vec![1.0f32; elements];
     let mut fewest = [u64::MAX; 4];
-    for _ in 0..BATCHES {
+    for batch in 1..=BATCHES_MAX {
         let begin = allocations();
         for _ in 0..ROUNDS {
             group.all_reduce(&mut buffer, ReduceOp::Max).unwrap();
@@ -49,6 +53,14 @@ fn fewest(group: &Group, elements: usize) -> [u64; 4] {
         let counts = [registered - begin, private - registered, none - private, allocations() - none];
         for (fewest, count) in fewest.iter_mut().zip(counts) {
             *fewest = count.min(*fewest);
+        }
+        if batch % BATCHES == 0 {
+            // Of both ranks: they go on together.
+            let mut most = [fewest.into_iter().max().unwrap_or_default()];
+            group.all_reduce(&mut most, ReduceOp::Max).unwrap();
+            if most == [0] {
+                break;
+            }
         }
     }
     fewest

@@ -372,7 +372,7 @@ fn a_rank_that_leaves_is_named_by_those_that_read_and_those_that_write(fabric: F
 }
 
 fn a_rank_that_does_not_poll_is_named_when_the_time_is_up(fabric: Fabric) {
-    let short = |options: &mut Options| options.timeout = Duration::from_secs(2);
+    let short = |options: &mut Options| options.timeout = Duration::from_secs(4);
     let errors = ranks::with_group(fabric, 3, short, |group| {
         let mut window = group.window::<u64>(1, 1).unwrap();
         let error = if group.rank() == 0 {

@@ -330,7 +330,7 @@ def test_a_killed_sender_fails_its_receives_and_leaves_what_was_received(program
         begun = time.monotonic()
         with pytest.raises(pleach.PeerUnavailableError) as raised:
             peer.receive(9, "never")
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < LONG / 2, "long before the deadline"
         error = raised.value
         assert isinstance(error, ConnectionError)
         assert (error.step, error.name, error.peer) == (9, "never", address)
@@ -401,9 +401,9 @@ INTERRUPTED = """
     pending = peer.start_receive(1, "never") if what == "wait" else None
     if what == "send":
         endpoint.send(1, "a", bytes(100))
-    threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
     begun = time.monotonic()
     try:
+        threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
         if what == "receive" or what == "link":
             peer.receive(1, "never")
         elif what == "own":

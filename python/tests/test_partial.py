@@ -64,7 +64,8 @@ def check_operations_and_outputs(group):
         rounds.contribute(np.array([1]))
     rounds.finish()
     counted = rounds.report()["counted"]
-    assert all(20 <= times <= 26 for times in counted), counted
+    # How often a rank was in time nobody knows; each is in the last round at the latest.
+    assert all(1 <= times <= 26 for times in counted), counted
 
 
 def check_differences(group):

@@ -58,7 +58,7 @@ fn survivors_that_are_told_in_different_calls_say_the_same(fabric: Fabric) {
 
 fn a_rank_that_was_stopped_and_continued_is_told_what_the_others_say(fabric: Fabric) {
     let mut ranks = Ranks::join(fabric, 3);
-    for (rank, within) in [(0, 1500), (1, 1500), (2, 600_000)] {
+    for (rank, within) in [(0, 4000), (1, 4000), (2, 600_000)] {
         ranks.tell(rank, &format!("{LOOP} within={within}"));
     }
     ranks.expect_all("begun");

@@ -18,6 +18,10 @@ const ELEMENTS: u32 = 64 << 20;
 /// Fewer samples between the death and the failure prove nothing.
 const SAMPLES_MIN: usize = 3;
 
+/// Tries, one of which must have [`SAMPLES_MIN`]: on a busy machine the sampler may not run in
+/// between.
+const TRIES: usize = 5;
+
 /// The memory that a failing rank may need beside its registered memory: for the piece that it
 /// copies, and for the text of the failure.
 const BESIDE_KB: u64 = 8 << 10;
@@ -46,6 +50,13 @@ fn memory_kb(process: u32) -> u64 {
 }
 
 fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric) {
+    // Only memory that peers map has to be copied.
+    let is_enough = |samples| fabric != Fabric::Shm || samples >= SAMPLES_MIN;
+    assert!((0..TRIES).any(|_| is_enough(fence_one(fabric))), "the sampler never ran in time");
+}
+
+/// Fences a survivor, and sees that it needs no more memory. Returns the number of samples.
+fn fence_one(fabric: Fabric) -> usize {
     // The third one dies. A process that has ended maps nothing, so what is copied is taken from
     // the second one, which lives and is severed too.
     let mut ranks = Ranks::join(fabric, 3);
@@ -78,10 +89,9 @@ fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric
     });
     let most_kb = samples.iter().max().copied().unwrap_or_default().max(memory_kb(process));
     println!("{fabric}: {before_kb} KiB before, {most_kb} KiB at most, {} samples", samples.len());
-    // Only memory that peers map has to be copied.
-    assert!(fabric != Fabric::Shm || samples.len() >= SAMPLES_MIN, "{samples:?}");
     assert!(most_kb <= before_kb + before_kb / 20 + BESIDE_KB, "{before_kb} KiB before: {samples:?}");
     ranks.end([0]);
+    samples.len()
 }
 
 on_every_fabric!(a_survivor_needs_its_registered_memory_once_while_it_is_fenced);

@@ -12,15 +12,21 @@ use crate::ranks::{PATIENCE, Ranks, allowed, many, report};
 
 /// How long survivors may take to find a killed rank on a machine that is busy with other things.
 const FOUND_WITHIN: Duration = Duration::from_secs(10);
-/// How long a stopped rank is waited for.
-const DEADLINE: Duration = Duration::from_millis(500);
+/// How long a stopped rank is waited for, and any other one while the window is made.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// The same over devices that may be software.
+const VERBS_DEADLINE: Duration = Duration::from_secs(20);
 /// How much later than the deadline a call may return on a machine that is busy with other things.
 const TARDINESS: Duration = Duration::from_secs(10);
+
+fn deadline(fabric: Fabric) -> Duration {
+    if fabric == Fabric::Verbs { VERBS_DEADLINE } else { DEADLINE }
+}
 
 /// Ranks with a window, of which rank 0 and rank 1 are in these calls.
 fn with_window(fabric: Fabric, deadline: Duration, calls: [&str; 2]) -> Ranks {
     let mut ranks = Ranks::join(fabric, 3);
-    let (elements, within) = (many(fabric, 100_000), allowed(fabric, deadline).as_millis());
+    let (elements, within) = (many(fabric, 100_000), deadline.as_millis());
     ranks.tell_all(&format!("window count={elements} within={within}"));
     ranks.expect_all("made");
     for (rank, call) in (0..).zip(calls) {
@@ -51,23 +57,23 @@ fn expect_verdict(mut ranks: Ranks, fabric: Fabric, kind: &str, then: Signal, li
 
 fn a_killed_rank_is_lost_to_those_that_read_and_write(fabric: Fabric) {
     // Longer than anything takes: rank 2 gives no credits.
-    let ranks = with_window(fabric, PATIENCE, ["read 2", "write 2"]);
+    let ranks = with_window(fabric, allowed(fabric, PATIENCE), ["read 2", "write 2"]);
     ranks.signal(2, Signal::KILL);
     expect_verdict(ranks, fabric, "Lost", Signal::KILL, FOUND_WITHIN);
 }
 
 fn a_stopped_rank_is_named_by_those_that_write(fabric: Fabric) {
-    let ranks = with_window(fabric, DEADLINE, ["write 2", "write 2"]);
+    let ranks = with_window(fabric, deadline(fabric), ["write 2", "write 2"]);
     ranks.stop(2);
     expect_verdict(ranks, fabric, "TimedOut", Signal::CONT, DEADLINE + TARDINESS);
 }
 
 fn a_stopped_rank_is_read_where_it_need_not_poll_and_named_elsewhere(fabric: Fabric) {
-    let ranks = with_window(fabric, DEADLINE, ["read 2", "read 2"]);
+    let ranks = with_window(fabric, deadline(fabric), ["read 2", "read 2"]);
     ranks.stop(2);
     if matches!(fabric, Fabric::Shm | Fabric::Verbs) {
         // Its memory is read for longer than the deadline.
-        let until = now() + allowed(fabric, DEADLINE) + DEADLINE;
+        let until = now() + deadline(fabric) + DEADLINE;
         while now() < until {
             std::thread::yield_now();
         }

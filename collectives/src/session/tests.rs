@@ -10,6 +10,9 @@ use crate::engine::EngineError;
 
 /// How long a question may take, on a busy machine.
 const ASK_LIMIT: Duration = Duration::from_secs(60);
+/// Questions that are answered while a process waits for a seat, at least: some twenty are, and one
+/// or two if they had to wait for that process.
+const ANSWERS_MIN: u32 = 4;
 
 fn alone() -> Session {
     let mut options = Options::new(World::alone());
@@ -25,27 +28,26 @@ fn questions_are_answered_while_a_process_waits_for_a_seat() {
     let mut options = Options::new(world.clone());
     options.fabric = FabricChoice::Only(pleach_transport::rendezvous::Fabric::Tcp);
     let full = Session::join(&options, &Elastic::between(1, 1)).expect("joins");
-    let (longest, waited) = std::thread::scope(|scope| {
+    let answers = std::thread::scope(|scope| {
         let newcomer = scope.spawn(|| {
-            let since = clock::now();
             let error = Session::join(&options, &Elastic::between(1, 1)).expect_err("there is no seat");
             assert!(error.to_string().contains("all its 1 seats are taken"), "{error}");
-            clock::now().since(since)
         });
-        let mut longest = Duration::ZERO;
+        let mut answers = 0;
         while !newcomer.is_finished() {
-            let since = clock::now();
             let rows = asks::members(&world, ASK_LIMIT).expect("the job runs");
             assert_eq!(rows.len(), 1);
-            longest = longest.max(clock::now().since(since));
+            answers += 1;
             // A server answers a number of them, and is opened anew then.
             std::thread::park_timeout(Duration::from_millis(200));
         }
-        (longest, newcomer.join().expect("it was refused"))
+        newcomer.join().expect("it was refused");
+        answers
     });
     drop(full);
     std::fs::remove_dir_all(folder).expect("it is there");
-    assert!(longest < waited / 2, "a question waited {longest:?} of {waited:?}");
+    println!("{answers} questions were answered meanwhile");
+    assert!(answers >= ANSWERS_MIN, "questions waited: {answers} were answered");
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn await_members(asker: &World, mut wanted: impl FnMut(&[MemberRow]) -> bool) ->
 fn start(address: &str, size: u32, settings: &[&str]) -> Job {
     let meet = format!("meet={address}");
     let settings: Vec<&str> =
-        [&meet, "secret=7", "suspect=500"].into_iter().chain(settings.iter().copied()).collect();
+        [&meet, "secret=7", "suspect=2000"].into_iter().chain(settings.iter().copied()).collect();
     Job::start("tcp", size, &settings)
 }
 

@@ -92,7 +92,8 @@ fn seat_and_step(value: &str) -> Option<(u32, u64)> {
 
 impl Settings {
     fn read<'a>(words: impl Iterator<Item = &'a str>) -> Self {
-        let suspect = Duration::from_secs(2);
+        // A process that runs may be kept from running for seconds.
+        let suspect = Duration::from_secs(10);
         let (fails, quits) = (Vec::new(), None);
         let mut settings = Self {
             steps: 0,

@@ -127,7 +127,7 @@ fn options(rank: u32, fabric: Fabric, folder: &Path) -> Options {
 
 fn elastic() -> Elastic {
     let mut elastic = Elastic::between(2, 3);
-    elastic.suspect_after = Duration::from_millis(500);
+    elastic.suspect_after = Duration::from_secs(2);
     elastic
 }
 

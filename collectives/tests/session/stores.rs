@@ -14,7 +14,7 @@ const SECRET: &str = "secret=7";
 
 /// Two of four hosts vanish, and then one more: the others go on each time.
 fn half_of_the_hosts_vanish(meet: &str) {
-    let mut job = Job::start("tcp", 4, &[meet, SECRET, "hosts=1", "suspect=500"]);
+    let mut job = Job::start("tcp", 4, &[meet, SECRET, "hosts=1", "suspect=2000"]);
     job.await_step(0, 5);
     for seat in [2, 3] {
         job.signal(seat, Signal::KILL);
@@ -29,7 +29,7 @@ fn half_of_the_hosts_vanish(meet: &str) {
 
 /// Three of four at once, so one is left, which is less than half.
 fn three_of_four_hosts_vanish(meet: &str) {
-    let mut job = Job::start("tcp", 4, &[meet, SECRET, "hosts=1", "suspect=500"]);
+    let mut job = Job::start("tcp", 4, &[meet, SECRET, "hosts=1", "suspect=2000"]);
     job.await_step(3, 5);
     for seat in [0, 1, 2] {
         job.signal(seat, Signal::KILL);
@@ -41,7 +41,7 @@ fn three_of_four_hosts_vanish(meet: &str) {
 
 /// Who was stopped is out by the record in the store, also where most were.
 fn who_was_stopped_is_out(meet: &str) {
-    let mut job = Job::start("tcp", 3, &[meet, SECRET, "hosts=1", "suspect=500", "watch=1"]);
+    let mut job = Job::start("tcp", 3, &[meet, SECRET, "hosts=1", "suspect=2000", "watch=1"]);
     job.await_step(0, 5);
     for seat in [1, 2] {
         job.signal(seat, Signal::STOP);
@@ -61,7 +61,7 @@ fn who_was_stopped_is_out(meet: &str) {
 
 /// A process joins, and one joins after the first member has died, at the seats' rank 0.
 fn processes_join(meet: &str) {
-    let mut job = Job::start("tcp", 2, &[meet, SECRET, "hosts=1", "suspect=500", "state=70000"]);
+    let mut job = Job::start("tcp", 2, &[meet, SECRET, "hosts=1", "suspect=2000", "state=70000"]);
     job.await_step(0, 5);
     let joined = job.spawn(2, &[]);
     job.await_all_of(&[0, 1, joined]);
@@ -77,7 +77,7 @@ fn processes_join(meet: &str) {
 /// The store is away while nothing changes, and no member misses it. When members change, all say
 /// that it is away.
 fn a_store_that_is_away(meet: &str, end: impl FnOnce()) {
-    let mut job = Job::start("tcp", 4, &[meet, SECRET, "hosts=1", "suspect=500"]);
+    let mut job = Job::start("tcp", 4, &[meet, SECRET, "hosts=1", "suspect=2000"]);
     job.await_step(0, 5);
     end();
     job.await_further_steps();
@@ -94,7 +94,7 @@ fn a_store_that_is_away(meet: &str, end: impl FnOnce()) {
 
 #[test]
 fn without_a_store_half_of_the_hosts_are_too_few() {
-    let mut job = Job::start("tcp", 4, &["hosts=1", "suspect=500"]);
+    let mut job = Job::start("tcp", 4, &["hosts=1", "suspect=2000"]);
     job.await_step(0, 5);
     for seat in [2, 3] {
         job.signal(seat, Signal::KILL);
@@ -154,7 +154,7 @@ mod etcd {
     fn three_of_four_hosts_vanish_and_one_of_three_nodes() {
         let Some(mut etcd) = etcd(3) else { return };
         let meet = meet(&etcd);
-        let mut job = Job::start("tcp", 4, &[&meet, SECRET, "hosts=1", "suspect=500"]);
+        let mut job = Job::start("tcp", 4, &[&meet, SECRET, "hosts=1", "suspect=2000"]);
         job.await_step(3, 5);
         etcd.kill(0);
         for seat in [0, 1, 2] {

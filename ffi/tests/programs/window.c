@@ -5,7 +5,7 @@
 #include "meet.h"
 
 #define COUNT 1000
-#define LIMIT_MS 1500
+#define LIMIT_MS 3000
 
 static int rank, ranks;
 static const char *path;

@@ -369,7 +369,8 @@ fn a_process_that_joins_local_steps_begins_behind_the_last_exchange() {
 /// How long a founder waits for a process that joins.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a process tries to join, which may have come too late.
+/// How long a process tries to join beyond the time for which the founders wait. It may have come
+/// too late.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The steps of trainings that a process joins; whole periods.
@@ -441,7 +442,7 @@ fn join_once(fabric: Fabric, text: &str, joins: Joins, margin: Duration) -> Opti
         let founders: Vec<_> = (0..RANKS - 1).map(founder).collect();
         (0..RANKS - 1).for_each(|_| assert_eq!(begun.recv(), Ok(())));
         let mut options = options(1);
-        options.join_timeout = JOIN_TIMEOUT;
+        options.join_timeout = margin + JOIN_TIMEOUT;
         let elastic = &elastic;
         let newcomer = scope.spawn(move || {
             let session = Session::join(&options, elastic).ok()?;
@@ -484,7 +485,7 @@ fn a_process_joins_before_the_first_step_and_behind_the_last_exchange() {
         [Fabric::Shm, Fabric::Tcp, Fabric::Tcp].into_iter().cycle().zip(all)
     {
         // How long it takes until all members know that a process has come, nobody tells.
-        let mut margins = (0..7).map(|doubled| Duration::from_millis(50) * 2_u32.pow(doubled));
+        let mut margins = (0..9).map(|doubled| Duration::from_millis(50) * 2_u32.pow(doubled));
         let comes_there = |margin| {
             join_once(fabric, text, joins, margin).is_some_and(|its_own| its_own.len() as u64 == count)
         };

@@ -27,7 +27,7 @@ fn a_read_whose_owner_publishes_all_the_time_ends_at_its_deadline() {
         let len = 4 << 20;
         let mut window = group.window::<u64>(len, 0).unwrap();
         // The ranks have met, with more time.
-        window.group.timeout = Duration::from_secs(1);
+        window.group.timeout = Duration::from_secs(3);
         let elements = vec![group.rank().into(); len];
         let deadline = clock::now() + PATIENCE;
         loop {
@@ -67,7 +67,7 @@ fn a_write_that_finds_no_staging_names_the_rank_that_takes_no_bytes() {
         |_| {},
         |group| {
             let mut window = group.window::<u8>(len, 2).expect("all ask for the same");
-            window.group.timeout = Duration::from_secs(1);
+            window.group.timeout = Duration::from_secs(3);
             let error = match group.rank() {
                 2 => {
                     // Its thread takes no byte as long as this one has the lock.
