@@ -57,6 +57,10 @@ macro_rules! on_every_fabric {
 
 on_every_fabric!(
     without_faults_each_step_is_committed_once,
+    enough_ranks_begin_and_the_others_join,
+    all_ranks_that_come_in_time_begin,
+    where_too_few_come_the_missing_are_named,
+    who_comes_late_with_other_settings_is_refused_alone,
     survivors_of_one_death_go_on_with_what_they_have,
     survivors_of_three_deaths_at_once_go_on,
     the_last_survivor_goes_on_alone,
@@ -102,6 +106,53 @@ fn without_faults_each_step_is_committed_once(fabric: &str) {
         assert!(job.committed(seat).iter().all(|(_, bits)| *bits == 0b1111), "seat {seat}");
         assert_eq!(job.retries(seat), 0);
     }
+}
+
+fn enough_ranks_begin_and_the_others_join(fabric: &str) {
+    let mut job = Job::start_without(fabric, 5, &[1, 3], &["fewest=3", "begin=200"]);
+    job.await_all_of(&[0, 1, 2]);
+    let late = [1, 3].map(|rank| job.spawn(rank, &[]));
+    job.await_all_of(&[0, 1, 2, late[0], late[1]]);
+    // Each has its rank as its seat, as if it had been there from the beginning.
+    assert_eq!(job.seats(), [0, 2, 4, 1, 3]);
+    job.signal(1, Signal::KILL);
+    job.await_all_of(&[0, 2, late[0], late[1]]);
+    job.finish();
+    job.check();
+}
+
+fn all_ranks_that_come_in_time_begin(fabric: &str) {
+    // One would do, and waits for the other until it is there.
+    let mut job = Job::start_without(fabric, 2, &[1], &["fewest=1"]);
+    job.listen(Duration::from_millis(300));
+    assert_eq!(job.told(0), [], "it waits");
+    let late = job.spawn(1, &["steps=10"]);
+    job.await_all_of(&[0, late]);
+    job.finish();
+    assert_eq!(job.committed(late)[0], (0, 0b11), "it was there from the beginning");
+}
+
+fn where_too_few_come_the_missing_are_named(fabric: &str) {
+    let settings = ["fewest=4", "begin=200", "join=1500"];
+    let mut job = Job::start_without(fabric, 5, &[2, 4], &settings);
+    job.finish();
+    let told: Vec<String> = (0..3).flat_map(|rank| job.ends(rank)).map(str::to_owned).collect();
+    assert_eq!(told.len(), 3, "{told:?}");
+    // Who gives up first tells the others.
+    assert!(told.iter().any(|told| told == "Missing:2,4"), "{told:?}");
+    assert!(told.iter().all(|told| told == "Missing:2,4" || told == "Ended"), "{told:?}");
+}
+
+fn who_comes_late_with_other_settings_is_refused_alone(fabric: &str) {
+    let mut job = Job::start_without(fabric, 3, &[2], &["fewest=2", "begin=100"]);
+    job.await_all_of(&[0, 1]);
+    let stranger = job.spawn(2, &["most=7"]);
+    job.await_told(stranger, |told| matches!(told, Told::End(_)));
+    assert_eq!(job.ends(stranger), ["Differs"]);
+    job.await_further_steps();
+    job.finish();
+    job.check();
+    assert_eq!([job.retries(0), job.retries(1)], [0, 0]);
 }
 
 fn survivors_of_one_death_go_on_with_what_they_have(fabric: &str) {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use pleach_membership::{Maker, Process, Record, Seat};
 use pleach_transport::rendezvous::{
-    Arrival, JoinError, JoinOptions, Joined, Presence, SeatGrant, SeatServer, Terms, World,
+    Arrival, Founding, JoinError, JoinOptions, Joined, Presence, SeatGrant, SeatServer, Terms, World,
     arrive as arrive_there, has_registers,
 };
 use pleach_transport::wire::{Malformed, Reader};
 use pleach_transport::{Device, Event, Responder};
+use pleach_vocabulary::Rank;
 
 use super::healing::Own;
 use super::incoming::Incoming;
@@ -46,15 +47,16 @@ pub(crate) fn arrive(
     let settings = session_settings(&options, elastic.most, elastic.knobs());
     let responder: Arc<dyn Responder> = Arc::<Incoming>::clone(incoming);
     let addresses = |told: &[u8]| Ok(roster_of(told)?.1.iter().map(|of| of.address().clone()).collect());
-    let arrival = arrive_there(&options.world, &settings, elastic.most, &responder, &addresses);
+    let founding = Founding::new(elastic.most, elastic.fewest, elastic.begin_wait);
+    let arrival = arrive_there(&options.world, &settings, founding, &responder, &addresses);
     match arrival.map_err(JoinGroupError::from)? {
-        Arrival::Founded { joined, server, terms } => {
-            let ranks = joined.world_size;
+        Arrival::Founded { joined, ranks, server, terms } => {
             let Elastic { fewest, most, .. } = *elastic;
-            if ranks < fewest || ranks > most {
-                return Err(SessionError::Limits { fewest, most, ranks });
+            let world_size = joined.world_size;
+            if world_size < fewest || world_size > most {
+                return Err(SessionError::Limits { fewest, most, ranks: world_size });
             }
-            Ok(founded(options, settings, joined, server, terms))
+            Ok(founded(options, settings, (joined, &ranks), server, terms))
         }
         Arrival::Granted(grant) => granted(options, settings, grant),
     }
@@ -63,7 +65,7 @@ pub(crate) fn arrive(
 fn founded(
     options: Options,
     settings: JoinOptions,
-    joined: Joined,
+    (joined, ranks): (Joined, &[Rank]),
     server: Option<SeatServer>,
     terms: Terms,
 ) -> Arrived {
@@ -72,13 +74,12 @@ fn founded(
         let other = device.incarnation(rank).filter(|_| rank != joined.rank);
         Process { seat: Seat(rank), incarnation: other.unwrap_or(device.info().incarnation) }
     };
-    let neighbour = |rank: u32| {
-        let at = rank as usize;
+    let neighbour = |(at, &rank): (usize, &Rank)| {
         let (host, share) = (joined.hosts[at], joined.ranks_a_processor[at]);
         Neighbour::new(process_of(rank), host, share, joined.addresses[at].clone())
     };
-    let roster = Roster::new((0..joined.world_size).map(neighbour));
-    let members = (0..joined.world_size).map(process_of).collect();
+    let roster = Roster::new(ranks.iter().enumerate().map(neighbour));
+    let members = ranks.iter().copied().map(process_of).collect();
     let first = Record::first(members).expect("ranks are connected, and differ");
     let job = first.digest().0;
     let (process, first) = (process_of(joined.rank), Some(first));
@@ -128,8 +129,9 @@ impl Arrived {
         // nothing.
         let setting = Setting::new(options.clone(), terms.fabric()).map_err(JoinGroupError::from)?;
         let waker = Arc::clone(&incoming);
-        let connected = first.as_ref().map_or(0, |first| first.members().len() as u32);
-        let device = SharedDevice::new(device, events, connected, move || waker.wake_thread());
+        let connected = first.as_ref().map_or(&[][..], |first| first.members());
+        let connected: Vec<Rank> = connected.iter().map(|member| member.seat.0).collect();
+        let device = SharedDevice::new(device, events, &connected, move || waker.wake_thread());
         let first = first.map(Arc::new);
         let (is_founder, committed_in) = (first.is_some(), first.clone());
         let member = Member::new(

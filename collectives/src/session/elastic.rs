@@ -42,6 +42,11 @@ pub struct Elastic {
     pub fewest: u32,
     /// Members at most.
     pub most: u32,
+    /// How long `fewest` ranks of a world that are there, rank 0 among them, wait for the others
+    /// before they begin the job: 10 s unless changed, and half of what is left of
+    /// [`Options::join_timeout`](crate::Options) at most. They begin at once when all are there.
+    /// Those that come later join, as any process does.
+    pub begin_wait: Duration,
     /// After what silence a member is suspected: 2 s unless changed. It does not count while the
     /// observer itself did not run.
     pub suspect_after: Duration,
@@ -73,6 +78,7 @@ impl Elastic {
             program: program.unwrap_or_default().into_owned(),
             fewest,
             most,
+            begin_wait: Duration::from_secs(10),
             suspect_after: Duration::from_secs(2),
             fewest_wait: Duration::from_secs(60),
             quorum_wait: Duration::from_secs(20),
@@ -85,7 +91,7 @@ impl Elastic {
     /// What has to be equal on all members, as they compare it.
     pub(crate) fn knobs(&self) -> Vec<(String, String)> {
         let Self { fewest, most, suspect_after, fewest_wait, quorum_wait, retries_max, .. } = self;
-        let Self { heal, heal_wait, .. } = self;
+        let Self { heal, heal_wait, begin_wait, .. } = self;
         let knob = |name: &str, value: String| (name.to_owned(), value);
         vec![
             knob("program", self.program.clone()),
@@ -99,6 +105,7 @@ impl Elastic {
                     quorum_wait.as_millis()
                 ),
             ),
+            knob("Elastic::begin_wait in ms", begin_wait.as_millis().to_string()),
             knob("retries", retries_max.to_string()),
             knob("Elastic::heal", heal.to_string()),
             knob("Elastic::heal_wait in ms", heal_wait.as_millis().to_string()),

@@ -110,16 +110,19 @@ pub(crate) struct SharedDevice {
 }
 
 impl SharedDevice {
-    /// A device that is connected to the first so many ranks. `listener` is called when something
-    /// happened to a pair, and never blocks.
+    /// A device that is connected to these ranks, and is one of them itself. `listener` is called
+    /// when something happened to a pair, and never blocks.
     pub(crate) fn new(
         device: Box<dyn Device>,
         events: Vec<Event>,
-        connected: u32,
+        connected: &[Rank],
         listener: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Self> {
         let info = device.info().clone();
-        let pair = |rank: usize| Pair { is_connected: rank < connected as usize, ..Pair::default() };
+        let pair = |rank: usize| {
+            let is_connected = connected.contains(&(rank as Rank));
+            Pair { is_connected, ..Pair::default() }
+        };
         let mut shared = Shared {
             device,
             events,

@@ -67,9 +67,13 @@ impl Told {
 /// See the module.
 pub(crate) struct Job {
     fabric: String,
-    /// With so many it began; those after them came later. Below, members are named by their place
-    /// in this list; those that began have the seats of these numbers.
+    /// Ranks of the world.
     size: u32,
+    /// Those of them that are not there when the job begins.
+    absent: Vec<u32>,
+    /// With so many it began; those after them came later. Below, members are named by their place
+    /// in this list; those that began have their ranks as seats.
+    founders: u32,
     settings: String,
     members: Vec<Child>,
     seats: Vec<u32>,
@@ -96,6 +100,15 @@ impl Job {
 
     /// The same; some of the members get the signals of [`Job::signal_together`].
     pub(crate) fn start_together(fabric: &str, size: u32, settings: &[&str], together: &[u32]) -> Self {
+        Self::start_some(fabric, size, &[], settings, together)
+    }
+
+    /// Starts a world but for these ranks.
+    pub(crate) fn start_without(fabric: &str, size: u32, absent: &[u32], settings: &[&str]) -> Self {
+        Self::start_some(fabric, size, absent, settings, &[])
+    }
+
+    fn start_some(fabric: &str, size: u32, absent: &[u32], settings: &[&str], together: &[u32]) -> Self {
         // Relaxed: only uniqueness matters.
         static FOLDERS: AtomicU32 = AtomicU32::new(0);
         let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
@@ -104,10 +117,24 @@ impl Job {
         let (sender, lines) = channel();
         let (fabric, settings, members) = (fabric.to_owned(), settings.join(" "), Vec::new());
         let (seats, told, struck) = (Vec::new(), Vec::new(), Vec::new());
-        let together = together.to_vec();
-        let mut job =
-            Self { fabric, size, settings, members, seats, sender, lines, told, struck, together, folder };
-        for seat in 0..size {
+        let (absent, together) = (absent.to_vec(), together.to_vec());
+        let founders = size - absent.len() as u32;
+        let mut job = Self {
+            fabric,
+            size,
+            absent,
+            founders,
+            settings,
+            members,
+            seats,
+            sender,
+            lines,
+            told,
+            struck,
+            together,
+            folder,
+        };
+        for seat in (0..size).filter(|seat| !job.absent.contains(seat)).collect::<Vec<_>>() {
             job.spawn(seat, &[]);
         }
         job
@@ -130,7 +157,7 @@ impl Job {
                 .envs(tls)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped());
-            if number < self.size && self.together.contains(&number) {
+            if number < self.founders && self.together.contains(&number) {
                 let first = self.members.get(self.together[0] as usize);
                 command.process_group(first.map_or(0, |first| first.id() as i32));
             }
@@ -192,7 +219,7 @@ impl Job {
 
     /// The seats with which the job began, as bits.
     fn founders(&self) -> u64 {
-        (1 << self.size) - 1
+        self.absent.iter().fold((1 << self.size) - 1, |bits, seat| bits & !(1 << seat))
     }
 
     pub(crate) fn signal(&mut self, seat: u32, signal: Signal) {
@@ -268,6 +295,11 @@ impl Job {
         self.told.iter().map(|told| &told[told.len().saturating_sub(4)..]).collect()
     }
 
+    /// The seat of each member.
+    pub(crate) fn seats(&self) -> &[u32] {
+        &self.seats
+    }
+
     pub(crate) fn told(&self, seat: u32) -> &[Told] {
         &self.told[seat as usize]
     }
@@ -320,7 +352,7 @@ impl Job {
             .chain([(0, self.founders())])
             .collect();
         for (seat, told) in (0..).zip(&self.told) {
-            let mut next = if seat < self.size { Some(0) } else { None };
+            let mut next = if seat < self.founders { Some(0) } else { None };
             // In which it contributes nothing.
             let mut neutral = None;
             for told in told {

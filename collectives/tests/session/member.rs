@@ -78,6 +78,9 @@ struct Settings {
     secret: Option<u8>,
     /// How long too few members wait for others.
     quorum_wait: Duration,
+    /// How long those that are enough wait for the rest of their world.
+    begin_wait: Duration,
+    join_timeout: Duration,
     /// So many seats in a row have a host of their own name.
     seats_a_host: Option<u32>,
     /// The name of its host, in place of that.
@@ -118,6 +121,8 @@ impl Settings {
             meet: None,
             secret: None,
             quorum_wait: Duration::from_secs(5),
+            begin_wait: Duration::from_secs(45),
+            join_timeout: Duration::from_secs(45),
             seats_a_host: None,
             host: None,
         };
@@ -145,6 +150,8 @@ impl Settings {
                 "holds" => settings.holds = true,
                 "meet" => settings.meet = Some(value.to_owned()),
                 "secret" => settings.secret = Some(number() as u8),
+                "begin" => settings.begin_wait = Duration::from_millis(number()),
+                "join" => settings.join_timeout = Duration::from_millis(number()),
                 "quorum" => settings.quorum_wait = Duration::from_millis(number()),
                 "hosts" => settings.seats_a_host = Some(number() as u32),
                 "host" => settings.host = Some(value.to_owned()),
@@ -201,7 +208,8 @@ pub(crate) fn make_steps() {
     (elastic.heal, elastic.heal_wait) = (settings.heal, settings.heal_wait);
     elastic.fewest_wait = Duration::from_millis(300);
     elastic.quorum_wait = settings.quorum_wait;
-    options.join_timeout = Duration::from_secs(45);
+    elastic.begin_wait = settings.begin_wait;
+    options.join_timeout = settings.join_timeout;
     let session = match Session::join(&options, &elastic) {
         Ok(session) => session,
         Err(error) => return end(&error),
@@ -229,6 +237,11 @@ fn end(error: &SessionError) {
         }
         SessionError::Join(JoinGroupError::Join(JoinError::Differs(_))) => "Differs",
         SessionError::Join(JoinGroupError::Join(JoinError::Closed { .. })) => "Closed",
+        SessionError::Join(JoinGroupError::Join(JoinError::Ended { .. })) => "Ended",
+        SessionError::Join(JoinGroupError::Join(JoinError::Missing { ranks, .. })) => {
+            let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+            return say(&format!("end Missing:{} {error}", ranks.join(",")));
+        }
         _ => "other",
     };
     say(&format!("end {name} {error}"));

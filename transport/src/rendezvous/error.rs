@@ -28,14 +28,17 @@ pub enum JoinError {
     },
     /// Not all ranks came in time.
     #[error(
-        "missing ranks: {} of {world_size} did not come within {} ms{}; start all ranks, or look why these ended",
-        ranks_shown(.ranks), .waited.as_millis(), refused_shown(.refused.as_deref())
+        "missing ranks: {} of {world_size} did not come within {} ms{}{}; start all ranks, or look why these ended",
+        ranks_shown(.ranks), .waited.as_millis(), enough_shown(*.fewest, *.world_size),
+        refused_shown(.refused.as_deref())
     )]
     Missing {
         /// The missing ranks.
         ranks: Vec<Rank>,
         /// The number of ranks.
         world_size: u32,
+        /// So many of them are enough to begin.
+        fewest: u32,
         /// How long this rank waited.
         waited: Duration,
         /// A rank that was refused meanwhile, and why.
@@ -138,6 +141,10 @@ pub(super) fn ranks_shown(ranks: &[Rank]) -> String {
     let word = if ranks.len() == 1 { "rank" } else { "ranks" };
     let shown: Vec<_> = ranks.iter().map(ToString::to_string).collect();
     format!("{word} {}", shown.join(", "))
+}
+
+fn enough_shown(fewest: u32, world_size: u32) -> String {
+    if fewest < world_size { format!(", and {fewest} are enough to begin") } else { String::new() }
 }
 
 fn refused_shown(refused: Option<&str>) -> String {

@@ -6,7 +6,12 @@
 //! others, or to those that it was given ([`join_to_some`]), so the first message of a caller
 //! reaches a peer that is ready for it. Devices always have a secret: the user's, or one that rank
 //! 0 makes and puts into the store, which admits only ranks that may join.
+//!
+//! A job to which processes come later may begin without some ranks of its world ([`Founding`]).
+//! Rank 0 alone says which ranks begin it, under one key (`begin/0`), and all others read it there:
+//! a rank that is not among them has met nobody, and asks for a seat.
 
+mod beginning;
 mod reach_error;
 
 use std::fmt;
@@ -21,6 +26,7 @@ use super::error::JoinError;
 use super::listening::listening_address;
 use super::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
 use super::record::{Difference, PROTOCOL_VERSION, RankRecord, ranks_a_processor};
+use super::seats::Founding;
 use super::{Claim, OpenStoreError, Store, StoreError, Terms, World, cut};
 use crate::auth::Secret;
 use crate::clock::now;
@@ -112,7 +118,7 @@ pub fn join_over(
     }
     let store = world.open_store(started + options.timeout)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
-    run(JoinProtocol::new(world, options, started, store, responder, fabrics)).map(|(joined, _)| joined)
+    run_with_all(JoinProtocol::new(world, options, started, store, responder, fabrics))
 }
 
 /// As [`join`], with this store, which only the ranks of `world` use.
@@ -127,7 +133,7 @@ pub fn join_at(
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
     let fabrics = &mut super::SystemDevices;
-    run(JoinProtocol::new(world, options, now(), store, responder, fabrics)).map(|(joined, _)| joined)
+    run_with_all(JoinProtocol::new(world, options, now(), store, responder, fabrics))
 }
 
 /// As [`join`], or [`join_at`] with a store, but connects only to these ranks: at least one, and
@@ -153,22 +159,38 @@ pub fn join_to_some(
         }
     };
     let protocol = JoinProtocol::new(world, options, started, store, responder, fabrics);
-    run(JoinProtocol { only: Some(peers), ..protocol }).map(|(joined, _)| joined)
+    run_with_all(JoinProtocol { only: Some(peers), ..protocol })
 }
 
-/// As [`join_at`], or alone, with devices of so many ranks, and the store is not sealed: others
-/// come later. Where processes of other hosts may come, the device shares memory inside of a host
-/// and takes sockets or RDMA across, also while there is one host.
+/// How the ranks of a world met.
+pub(crate) enum Met {
+    /// This rank is among those that meet.
+    Here {
+        /// What it has of the others. What is there by rank is here by place among `ranks`.
+        joined: Box<Joined>,
+        /// What all devices have in common.
+        terms: Terms,
+        /// The ranks that met, in order.
+        ranks: Vec<Rank>,
+    },
+    /// The others have begun the job without this rank. Their store.
+    Late(Box<dyn Store>),
+}
+
+/// As [`join_at`], or alone, with devices of all seats, and the store is not sealed: others come
+/// later. Where processes of other hosts may come, the device shares memory inside of a host and
+/// takes sockets or RDMA across, also while there is one host.
 pub(crate) fn found(
     world: &World,
     options: &JoinOptions,
-    seats: u32,
+    founding: Founding,
     responder: Arc<dyn Responder>,
     store: Option<Box<dyn Store>>,
-) -> Result<(Joined, Terms), JoinError> {
+) -> Result<Met, JoinError> {
     let fabrics = &mut super::SystemDevices;
     let world_size = world.world_size;
     if world_size == 1 {
+        let seats = founding.seats();
         let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
         let path = store.as_ref().and_then(|store| store.path());
         let own = RankRecord::own(1, world.host.as_deref(), None, path, &[]);
@@ -183,22 +205,32 @@ pub(crate) fn found(
         joined.store = store;
         let listens_outside = address.is_some() && joined.fabric != Fabric::Shm;
         let terms = Terms::new(joined.fabric, seats, secret, listens_outside);
-        return Ok((joined, terms));
+        return Ok(Met::Here { joined: Box::new(joined), terms, ranks: vec![0] });
     }
     let store = store.ok_or(JoinError::NoRendezvous { world_size })?;
     let protocol = JoinProtocol::new(world, options, now(), store, responder, fabrics);
-    run(JoinProtocol { seats: Some(seats), ..protocol })
+    run(JoinProtocol { founding: Some(founding), ..protocol })
 }
 
-fn run(mut protocol: JoinProtocol<'_>) -> Result<(Joined, Terms), JoinError> {
+/// All ranks of the world meet.
+fn run_with_all(protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
+    match run(protocol)? {
+        Met::Here { joined, .. } => Ok(*joined),
+        Met::Late(_) => unreachable!("only a founding goes without ranks"),
+    }
+}
+
+fn run(mut protocol: JoinProtocol<'_>) -> Result<Met, JoinError> {
     let world = protocol.world;
     let result = protocol.run();
     if let Err(error) = &result
         && protocol.concerns_all(error)
+        && !protocol.have_begun_without_it()
     {
         protocol.store.fail(&error.to_string(), protocol.limit);
     }
-    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret } = result?;
+    let Some(outcome) = result? else { return Ok(Met::Late(protocol.store)) };
+    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret } = outcome;
     let Connected { device, events, addresses, listens_outside, .. } = connected;
     let seats = device.info().reach.len() as u32;
     let terms = Terms::new(fabric, seats, secret, listens_outside);
@@ -217,7 +249,7 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<(Joined, Terms), JoinError> {
         store: Some(protocol.store),
         deadline: protocol.limit,
     };
-    Ok((joined, terms))
+    Ok(Met::Here { joined: Box::new(joined), terms, ranks: protocol.ranks })
 }
 
 /// A world of one: any device suffices. `address`: what it listens on; loopback when absent.
@@ -364,8 +396,11 @@ struct JoinProtocol<'a> {
     fabrics: &'a mut dyn DeviceFactory,
     /// The ranks to connect to, if not to all.
     only: Option<&'a [Rank]>,
-    /// The ranks of each device, where others come later.
-    seats: Option<u32>,
+    /// How a job begins to which others come later.
+    founding: Option<Founding>,
+    /// The ranks that meet, in order: all of the world, until rank 0 has named those that begin. A
+    /// *place* is a number in this list.
+    ranks: Vec<Rank>,
 }
 
 impl<'a> JoinProtocol<'a> {
@@ -379,10 +414,17 @@ impl<'a> JoinProtocol<'a> {
     ) -> Self {
         let limit = started + options.timeout;
         let deadline = started + (options.timeout - (options.timeout / FAILURE_SHARE).min(FAILURE_TIME_MAX));
-        Self { world, options, started, deadline, limit, store, responder, fabrics, only: None, seats: None }
+        let (only, founding, ranks) = (None, None, (0..world.world_size).collect());
+        Self { world, options, started, deadline, limit, store, responder, fabrics, only, founding, ranks }
     }
 
-    fn run(&mut self) -> Result<JoinOutcome, JoinError> {
+    /// The place of a rank that meets.
+    fn place(&self, rank: Rank) -> usize {
+        self.ranks.binary_search(&rank).expect("it is among those that meet")
+    }
+
+    /// `None`: the others have begun without this rank.
+    fn run(&mut self) -> Result<Option<JoinOutcome>, JoinError> {
         // Sockets or RDMA alone need no probe for shared memory.
         let may_share = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
         let probe_listener =
@@ -391,19 +433,19 @@ impl<'a> JoinProtocol<'a> {
             Ok(probe_listener) => Some(probe_listener.address()),
             Err(error) => ProbeListener::address_after(error),
         };
-        let records = self.exchange_records(address)?;
+        let Some(records) = self.exchange_records(address)? else { return Ok(None) };
         let secret = self.agree_on_secret()?;
-        let own = &records[self.world.rank as usize];
+        let own = &records[self.place(self.world.rank)];
         let here = records.iter().filter(|record| own.same_machine(record));
         let ranks_here = here.count() as u32;
         let ranks_a_processor = ranks_a_processor(&records);
-        if self.seats.is_none() {
+        if self.founding.is_none() {
             self.store.seal(self.deadline);
         }
         let hosts = if may_share {
             self.probe_neighbours(&records)?
         } else {
-            Hosts::all_separate(self.world.world_size)
+            Hosts::all_separate(self.ranks.len() as u32)
         };
         drop(probe_listener);
         self.check_users(&records, &hosts)?;
@@ -413,7 +455,7 @@ impl<'a> JoinProtocol<'a> {
             let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
         }
         self.release_store(&mut connected);
-        Ok(JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret })
+        Ok(Some(JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret }))
     }
 
     /// The secret of the devices: the user's, or one for this host that rank 0 makes and puts into
@@ -426,8 +468,8 @@ impl<'a> JoinProtocol<'a> {
             let made = Secret::fresh();
             self.store.set("secret/0", made.as_bytes(), self.deadline).map_err(JoinError::Store)?;
         }
-        let address_of = self.wait("secret", 0..1, None)?;
-        Ok(Secret::of_this_host(&address_of[0]))
+        let made = self.wait("secret", &[0], None)?;
+        Ok(Secret::of_this_host(&made[0]))
     }
 
     /// Refuses ranks of several users without a configured secret: no other fabric would admit
@@ -435,19 +477,24 @@ impl<'a> JoinProtocol<'a> {
     fn check_users(&self, records: &[RankRecord], hosts: &Hosts) -> Result<(), JoinError> {
         match hosts.other_users {
             Some((low, high)) if self.world.secret.is_none() => Err(JoinError::OtherUser {
-                first: format!("rank {low} on {}", records[low as usize].host_shown()),
-                second: format!("rank {high} on {}", records[high as usize].host_shown()),
+                first: self.rank_shown(low, records),
+                second: self.rank_shown(high, records),
             }),
             _ => Ok(()),
         }
     }
 
+    /// The rank at a place, and its host.
+    fn rank_shown(&self, place: u32, records: &[RankRecord]) -> String {
+        format!("rank {} on {}", self.ranks[place as usize], records[place as usize].host_shown())
+    }
+
     /// Finds the ranks of each host, from this rank's probes of the ranks below it and from the
     /// lines of all others.
     fn probe_neighbours(&mut self, records: &[RankRecord]) -> Result<Hosts, JoinError> {
-        let rank = self.world.rank;
-        let own = &records[rank as usize];
-        let line: String = records[..rank as usize]
+        let place = self.place(self.world.rank);
+        let own = &records[place];
+        let line: String = records[..place]
             .iter()
             .map(|record| match &record.probe_listener {
                 _ if record.host != own.host => ProbeOutcome::Named,
@@ -458,15 +505,20 @@ impl<'a> JoinProtocol<'a> {
             .collect();
         // A store does not distinguish an empty value from none.
         let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;
-        let found = (0..).zip(&lines).map(|(rank, line)| {
+        let found = lines.iter().enumerate().map(|(place, line)| {
+            let rank = self.ranks[place];
             let found: Option<Vec<_>> = line.chars().skip(1).map(ProbeOutcome::from_letter).collect();
-            found.filter(|found| found.len() == rank as usize).ok_or(JoinError::Unreadable { rank })
+            found.filter(|found| found.len() == place).ok_or(JoinError::Unreadable { rank })
         });
         Ok(Hosts::new(&found.collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Claims this rank's number and compares its record with all others.
-    fn exchange_records(&mut self, probe_listener: Option<&str>) -> Result<Vec<RankRecord>, JoinError> {
+    /// Claims this rank's number and compares its record with those of all that meet. `None`: the
+    /// others have begun without this rank.
+    fn exchange_records(
+        &mut self,
+        probe_listener: Option<&str>,
+    ) -> Result<Option<Vec<RankRecord>>, JoinError> {
         let (rank, deadline) = (self.world.rank, self.deadline);
         let knobs = compared_knobs(self.world, self.options)?;
         let (host, path) = (self.world.host.as_deref(), self.store.path());
@@ -484,16 +536,24 @@ impl<'a> JoinProtocol<'a> {
         }
         // Rank 0 first: a rank with another world size would otherwise wait for ranks that do not
         // exist.
-        let first = self.wait("rank", 0..1, None)?;
+        let first = self.wait("rank", &[0], None)?;
         decode(0, &first[0], rank)?.compare(0, &own, rank)?;
-        let bytes = self.wait("rank", 0..self.world.world_size, None)?;
+        if !self.agree_on_ranks()? {
+            return Ok(None);
+        }
+        let bytes = self.wait("rank", &self.ranks.clone(), None)?;
         let mut records = Vec::with_capacity(bytes.len());
-        for (other, bytes) in (0..).zip(&bytes) {
+        for (&other, bytes) in self.ranks.iter().zip(&bytes) {
             let record = decode(other, bytes, rank)?;
             own.compare(rank, &record, other)?;
             records.push(record);
         }
-        Ok(records)
+        Ok(Some(records))
+    }
+
+    fn missing(&self, ranks: Vec<Rank>, fewest: u32, refused: Option<String>) -> JoinError {
+        let (world_size, waited) = (self.world.world_size, now().since(self.started));
+        JoinError::Missing { ranks, world_size, fewest, waited, refused }
     }
 
     /// Chooses the fabric, and connects.
@@ -506,27 +566,28 @@ impl<'a> JoinProtocol<'a> {
         let best = hosts.fabric();
         let is_asked_for = match self.options.fabric {
             FabricChoice::Only(Fabric::Shm) if best != Fabric::Shm => {
-                return Err(not_one_host(records, hosts));
+                return Err(self.not_one_host(records, hosts));
             }
             FabricChoice::Only(fabric) => Some(fabric),
             FabricChoice::Auto => None,
         };
-        let others_come = self.seats.is_some();
+        let others_come = self.founding.is_some();
         let address = match is_asked_for.unwrap_or(best) {
             // Ranks that share memory are on one host.
             Fabric::Shm if is_asked_for.is_some() || !others_come => None,
             Fabric::Shm => self.address_for_others(records)?,
-            _ => listening_address(self.world, records, others_come)?,
+            _ => self.listening_address(records)?,
         };
-        let parameters = DeviceParameters { hosts: hosts.ids(records), secret: secret.clone(), address };
+        let hosts_of_world = self.hosts_of_world(records, hosts);
+        let parameters = DeviceParameters { hosts: hosts_of_world, secret: secret.clone(), address };
         let (fabric, why, connected) = match is_asked_for {
             Some(fabric) => {
                 let limit = self.last_connect_limit();
                 (fabric, "it was asked for".to_owned(), self.connect(fabric, &parameters, limit)??)
             }
-            None => self.connect_best(best, &parameters, &locality_text(records, hosts))?,
+            None => self.connect_best(best, &parameters, &self.locality_text(records, hosts))?,
         };
-        let (ranks, count) = (self.world.world_size, hosts.count());
+        let (ranks, count) = (self.ranks.len(), hosts.count());
         let line = match fabric {
             Fabric::Shm => format!("shm between all of {ranks} ranks ({why})"),
             Fabric::Tcp => format!("tcp between all of {ranks} ranks ({why})"),
@@ -545,13 +606,60 @@ impl<'a> JoinProtocol<'a> {
     /// The address on which this rank, one of a host that has all of them, listens for processes of
     /// other hosts. `None` on all ranks: one of them has none, so no such process can join.
     fn address_for_others(&mut self, records: &[RankRecord]) -> Result<Option<IpAddr>, JoinError> {
-        let address = listening_address(self.world, records, true).unwrap_or_else(|error| {
+        let address = self.listening_address(records).unwrap_or_else(|error| {
             tracing::info!("{error}: no process of another host can join");
             None
         });
         let line = if address.is_some() { "+" } else { "-" };
         let lines = self.exchange("others", line, None, &mut Vec::new())?;
         Ok(address.filter(|_| lines.iter().all(|line| line == "+")))
+    }
+
+    /// The address to listen on.
+    fn listening_address(&self, records: &[RankRecord]) -> Result<Option<IpAddr>, JoinError> {
+        let place = self.place(self.world.rank) as Rank;
+        let at_place = World { rank: place, ..self.world.clone() };
+        // It knows places only.
+        let of = |place: Rank| self.ranks[place as usize];
+        listening_address(&at_place, records, self.founding.is_some()).map_err(|error| match error {
+            JoinError::NoAddress { rank, host, reason } => {
+                JoinError::NoAddress { rank: of(rank), host, reason }
+            }
+            JoinError::SecretRequired { rank, host, other, other_host } => {
+                JoinError::SecretRequired { rank: of(rank), host, other: of(other), other_host }
+            }
+            error => error,
+        })
+    }
+
+    /// The host of each rank of the world. A rank that is not there is on a host of its own.
+    fn hosts_of_world(&self, records: &[RankRecord], hosts: &Hosts) -> Vec<HostId> {
+        let mut of_world = vec![HostId::new(hosts.count(), None); self.world.world_size as usize];
+        self.ranks.iter().zip(hosts.ids(records)).for_each(|(rank, host)| of_world[*rank as usize] = host);
+        of_world
+    }
+
+    /// The text of a reason why two ranks are not on one host, or the text that all are on one.
+    fn locality_text(&self, records: &[RankRecord], hosts: &Hosts) -> String {
+        let Some((low, high, outcome)) = hosts.separate_pair else {
+            return format!("one host, {}: descriptors arrive and map", records[0].host_shown());
+        };
+        let (low, high) = (low as usize, high as usize);
+        let same_machine = records[low].same_machine(&records[high]);
+        let reason = outcome.reason(same_machine);
+        format!("rank {} and rank {}: {reason}", self.ranks[high], self.ranks[low])
+    }
+
+    /// Shared memory was requested, and two ranks cannot share any.
+    fn not_one_host(&self, records: &[RankRecord], hosts: &Hosts) -> JoinError {
+        // Ranks of different hosts are no neighbours, except when a third rank separates them.
+        let (low, high, outcome) = hosts.separate_pair.unwrap_or((0, 0, ProbeOutcome::NoDescriptor));
+        let same_machine = records[low as usize].same_machine(&records[high as usize]);
+        JoinError::DifferentHosts {
+            first: self.rank_shown(low, records),
+            second: self.rank_shown(high, records),
+            reason: outcome.reason(same_machine),
+        }
     }
 
     /// The best fabric that all ranks have, with the reason. A fabric works on all ranks or on
@@ -562,7 +670,7 @@ impl<'a> JoinProtocol<'a> {
         parameters: &DeviceParameters,
         locality: &str,
     ) -> Result<(Fabric, String, Connected), JoinError> {
-        let others_come = self.seats.is_some() && parameters.address.is_some();
+        let others_come = self.founding.is_some() && parameters.address.is_some();
         let candidates: &[Fabric] = match best {
             Fabric::Shm if others_come => &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Shm, Fabric::Tcp],
             Fabric::Shm => &[Fabric::Shm, Fabric::Tcp],
@@ -603,7 +711,7 @@ impl<'a> JoinProtocol<'a> {
         limit: Duration,
     ) -> Result<Result<Connected, JoinError>, JoinError> {
         let deferred_responder = Arc::new(DeferredResponder::default());
-        let ranks = self.seats.unwrap_or(self.world.world_size);
+        let ranks = self.founding.map_or(self.world.world_size, |founding| founding.seats());
         let config = config(
             &World { world_size: ranks, ..self.world.clone() },
             self.options,
@@ -627,7 +735,7 @@ impl<'a> JoinProtocol<'a> {
             device.as_deref_mut(),
             &mut Vec::new(),
         )?;
-        if let Some(error) = first_failure(fabric, &lines) {
+        if let Some(error) = self.first_failure(fabric, &lines) {
             return Ok(Err(error));
         }
         let mut events = Vec::new();
@@ -646,7 +754,7 @@ impl<'a> JoinProtocol<'a> {
             device = None;
         }
         let outcomes = self.lines(&outcome, device.as_deref_mut(), &mut events)?;
-        Ok(match (first_failure(fabric, &outcomes), device) {
+        Ok(match (self.first_failure(fabric, &outcomes), device) {
             (None, Some(device)) => {
                 let addresses = lines.iter().map(|line| Address(line[1..].to_owned())).collect();
                 let is_outside = |address: IpAddr| !address.is_loopback();
@@ -667,10 +775,10 @@ impl<'a> JoinProtocol<'a> {
         later: &mut Vec<Event>,
     ) -> Result<(), ReachError> {
         let started = now();
-        let address_of = |peer: Rank| &lines[peer as usize][1..];
+        let address_of = |peer: Rank| &lines[self.place(peer)][1..];
         let mut missing: Vec<Rank> = match self.only {
             Some(peers) => peers.to_vec(),
-            None => (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect(),
+            None => self.ranks.iter().copied().filter(|&peer| peer != self.world.rank).collect(),
         };
         for &peer in &missing {
             device.connect(peer, &Address(address_of(peer).to_owned()))?;
@@ -709,11 +817,8 @@ impl<'a> JoinProtocol<'a> {
     fn release_store(&mut self, connected: &mut Connected) {
         if self.world.rank == 0 {
             // A rank that does not tell rank 0 is lost, and the device reports the loss.
-            let _ = self.wait(
-                "end",
-                1..self.world.world_size,
-                Some((&mut *connected.device, &mut connected.events)),
-            );
+            let others = self.ranks[1..].to_vec();
+            let _ = self.wait("end", &others, Some((&mut *connected.device, &mut connected.events)));
         } else {
             let _ = self.store.set(&format!("end/{}", self.world.rank), b"", self.deadline);
         }
@@ -737,14 +842,14 @@ impl<'a> JoinProtocol<'a> {
         self.store.set(&key, cut(line).as_bytes(), self.deadline).map_err(JoinError::Store)
     }
 
-    /// Waits for the lines of all ranks on a topic.
+    /// Waits for the lines of all ranks on a topic, by place.
     fn lines(
         &mut self,
         topic: &str,
         device: Option<&mut (dyn Device + '_)>,
         events: &mut Vec<Event>,
     ) -> Result<Vec<String>, JoinError> {
-        let lines = self.wait(topic, 0..self.world.world_size, device.map(|device| (device, events)))?;
+        let lines = self.wait(topic, &self.ranks.clone(), device.map(|device| (device, events)))?;
         Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
     }
 
@@ -752,10 +857,10 @@ impl<'a> JoinProtocol<'a> {
     fn wait(
         &mut self,
         topic: &str,
-        ranks: std::ops::Range<Rank>,
+        ranks: &[Rank],
         mut polled: Option<(&mut (dyn Device + '_), &mut Vec<Event>)>,
     ) -> Result<Vec<Vec<u8>>, JoinError> {
-        let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
+        let keys: Vec<_> = ranks.iter().map(|rank| format!("{topic}/{rank}")).collect();
         loop {
             // Polled before the store is asked. A rank writes its line before its device goes, so a
             // rank that is lost here and has no line in the store will write nothing more.
@@ -776,18 +881,24 @@ impl<'a> JoinProtocol<'a> {
                 Err(error) => error,
             };
             let StoreError::Missing { keys, refused, .. } = error else {
-                return Err(match error {
-                    StoreError::Failed { reason } => JoinError::Ended { reason },
-                    error => JoinError::Store(error),
-                });
+                return Err(unusable(error));
             };
-            let ranks: Vec<Rank> =
-                keys.iter().filter_map(|key| key.rsplit('/').next()?.parse().ok()).collect();
+            let ranks = ranks_of(&keys);
             if ranks.iter().any(|rank| lost.contains(rank)) || now() >= self.deadline {
-                let (world_size, waited) = (self.world.world_size, now().since(self.started));
-                return Err(JoinError::Missing { ranks, world_size, waited, refused });
+                return Err(self.missing(ranks, self.world.world_size, refused));
             }
         }
+    }
+
+    /// The first rank that failed, with its reason. A rank that knows a cause (`-`) goes before
+    /// ranks that only miss a peer (`~`): that peer may be the one that gave up.
+    fn first_failure(&self, fabric: Fabric, lines: &[String]) -> Option<JoinError> {
+        let lines = || self.ranks.iter().zip(lines);
+        let of = |sign: char| lines().find_map(|(rank, line)| Some((*rank, line.strip_prefix(sign)?)));
+        let unsigned =
+            || lines().find(|(_, line)| !line.starts_with('+')).map(|(rank, line)| (*rank, &**line));
+        let (rank, reason) = of('-').or_else(|| of('~')).or_else(unsigned)?;
+        Some(JoinError::Fabric { fabric, rank, reason: reason.to_owned() })
     }
 
     /// Whether the error keeps the other ranks from going on too.
@@ -815,35 +926,17 @@ fn topic(fabric: Fabric) -> &'static str {
     }
 }
 
-/// The text of a reason why two ranks are not on one host, or the text that all are on one.
-fn locality_text(records: &[RankRecord], hosts: &Hosts) -> String {
-    let Some((low, high, outcome)) = hosts.separate_pair else {
-        return format!("one host, {}: descriptors arrive and map", records[0].host_shown());
-    };
-    let same_machine = records[low as usize].same_machine(&records[high as usize]);
-    format!("rank {high} and rank {low}: {}", outcome.reason(same_machine))
+/// The ranks whose keys these are.
+fn ranks_of(keys: &[String]) -> Vec<Rank> {
+    keys.iter().filter_map(|key| key.rsplit('/').next()?.parse().ok()).collect()
 }
 
-/// Shared memory was requested, and two ranks cannot share any.
-fn not_one_host(records: &[RankRecord], hosts: &Hosts) -> JoinError {
-    // Ranks of different hosts are no neighbours, except when a third rank separates them.
-    let (low, high, outcome) = hosts.separate_pair.unwrap_or((0, 0, ProbeOutcome::NoDescriptor));
-    let (first, second) = (&records[low as usize], &records[high as usize]);
-    JoinError::DifferentHosts {
-        first: format!("rank {low} on {}", first.host_shown()),
-        second: format!("rank {high} on {}", second.host_shown()),
-        reason: outcome.reason(first.same_machine(second)),
+/// Why the store is of no more use.
+fn unusable(error: StoreError) -> JoinError {
+    match error {
+        StoreError::Failed { reason } => JoinError::Ended { reason },
+        error => JoinError::Store(error),
     }
-}
-
-/// The first rank that failed, with its reason. A rank that knows a cause (`-`) goes before ranks
-/// that only miss a peer (`~`): that peer may be the one that gave up.
-fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
-    let of = |sign: char| (0..).zip(lines).find_map(|(rank, line)| Some((rank, line.strip_prefix(sign)?)));
-    let unsigned =
-        || (0..).zip(lines).find(|(_, line)| !line.starts_with('+')).map(|(rank, line)| (rank, &**line));
-    let (rank, reason) = of('-').or_else(|| of('~')).or_else(unsigned)?;
-    Some(JoinError::Fabric { fabric, rank, reason: reason.to_owned() })
 }
 
 /// The settings that must be equal on all ranks: those of the caller and those of every rank.

@@ -46,7 +46,9 @@ pub use outside::OutsideError;
 pub use prefix_store::PrefixStore;
 pub use record::{Difference, host_name};
 pub use registers::{Registers, has_registers};
-pub use seats::{Arrival, MemberAddresses, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive, ask};
+pub use seats::{
+    Arrival, Founding, MemberAddresses, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive, ask,
+};
 pub use tcp::TcpStore;
 pub use world::{Launcher, Place, Rendezvous, RendezvousError, World};
 

@@ -1,8 +1,9 @@
 //! Seats of a job that takes new processes while it runs.
 //!
-//! The processes that begin the job meet as any ranks do ([`join`](super::join())), but the store
-//! where they met stays open. One of them, the holder, serves seats from it ([`SeatServer`]). A
-//! process that comes later finds the store at the same address, and gets a [`SeatGrant`]:
+//! The processes that begin the job meet as any ranks do ([`join`](super::join())), but enough of
+//! their world suffice ([`Founding`]), and the store where they met stays open. One of them, the
+//! holder, serves seats from it ([`SeatServer`]). A process that comes later finds the store at the
+//! same address, and gets a [`SeatGrant`]:
 //!
 //! | key | by | value |
 //! | --- | --- | --- |
@@ -27,7 +28,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
-use super::join::{compared_knobs, found};
+use super::join::{Met, compared_knobs, found};
 use super::listening::listening_address;
 use super::outside::store_of;
 use super::outside::table::Beat;
@@ -139,12 +140,45 @@ impl Terms {
     }
 }
 
+/// How a job begins: with all ranks of a world, or with enough of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Founding {
+    seats: u32,
+    fewest: u32,
+    wait: Duration,
+}
+
+impl Founding {
+    /// Each device has `seats` ranks. When `fewest` ranks of the world are there, rank 0 among
+    /// them, the others have so much time to come: at most half of the time that is left of the
+    /// join's.
+    #[must_use]
+    pub fn new(seats: u32, fewest: u32, wait: Duration) -> Self {
+        Self { seats, fewest, wait }
+    }
+
+    pub(crate) fn seats(&self) -> u32 {
+        self.seats
+    }
+
+    pub(crate) fn fewest(&self) -> u32 {
+        self.fewest
+    }
+
+    pub(crate) fn wait(&self) -> Duration {
+        self.wait
+    }
+}
+
 /// How a process came to a job.
 pub enum Arrival {
-    /// It began the job with the others of its world.
+    /// It began the job with others of its world.
     Founded {
-        /// The others. The store is gone, or is the server's.
+        /// The others. What is there by rank is here by place among `ranks`. The store is gone, or
+        /// is the server's.
         joined: Joined,
+        /// The ranks that began the job, in order.
+        ranks: Vec<Rank>,
         /// The server, where this process is the holder.
         server: Option<SeatServer>,
         /// What all devices have in common.
@@ -169,8 +203,8 @@ pub struct SeatGrant {
 /// The addresses of the members that are in what the holder says of them.
 pub type MemberAddresses = dyn Fn(&[u8]) -> Result<Vec<Address>, Malformed>;
 
-/// Comes to a job: begins it with the other ranks of `world`, or is given a seat where it runs.
-/// Each device has `seats` ranks. `addresses` reads what the holder says.
+/// Comes to a job: begins it with other ranks of `world`, or is given a seat where it runs.
+/// `addresses` reads what the holder says.
 ///
 /// # Errors
 ///
@@ -178,14 +212,14 @@ pub type MemberAddresses = dyn Fn(&[u8]) -> Result<Vec<Address>, Malformed>;
 pub fn arrive(
     world: &World,
     options: &JoinOptions,
-    seats: u32,
+    founding: Founding,
     responder: &Arc<dyn Responder>,
     addresses: &MemberAddresses,
 ) -> Result<Arrival, JoinError> {
     let deadline = now() + options.timeout;
     loop {
         let is_last = now() >= deadline;
-        match arrive_once(world, options, seats, (responder, addresses), deadline) {
+        match arrive_once(world, options, founding, (responder, addresses), deadline) {
             Err(error) if has_gone(&error) && !is_last => {}
             result => return result,
         }
@@ -200,7 +234,7 @@ fn has_gone(error: &JoinError) -> bool {
 fn arrive_once(
     world: &World,
     options: &JoinOptions,
-    seats: u32,
+    founding: Founding,
     (responder, addresses): (&Arc<dyn Responder>, &MemberAddresses),
     deadline: Nanos,
 ) -> Result<Arrival, JoinError> {
@@ -213,12 +247,32 @@ fn arrive_once(
         store = Some(running);
     }
     let path = store.as_ref().and_then(|store| store.path());
-    let (mut joined, terms) = found(world, options, seats, Arc::clone(responder), store)?;
+    let (mut joined, terms, ranks) = match found(world, options, founding, Arc::clone(responder), store)? {
+        Met::Here { joined, terms, ranks } => (*joined, terms, ranks),
+        Met::Late(mut store) => {
+            let open = await_begun(&mut *store, deadline)?;
+            let of_member = (responder, addresses);
+            return request_seat(store, &open, world, options, of_member, deadline).map(Arrival::Granted);
+        }
+    };
     let store = joined.store.take().filter(|_| world.rank == 0);
     let own = own_record(world, options, path)?;
     let server = store.map(|store| SeatServer::open(store, &own, deadline));
     let server = server.transpose().map_err(JoinError::Store)?;
-    Ok(Arrival::Founded { joined, server, terms })
+    Ok(Arrival::Founded { joined, ranks, server, terms })
+}
+
+/// What the holder says first, once the others have begun the job.
+fn await_begun(store: &mut dyn Store, deadline: Nanos) -> Result<Vec<u8>, JoinError> {
+    match store.wait(&[OPEN.to_owned()], deadline, deadline) {
+        Ok(values) => Ok(values.into_iter().next().unwrap_or_default()),
+        Err(StoreError::Missing { .. }) => {
+            let reason = "its ranks have not met yet".to_owned();
+            Err(JoinError::Closed { reason, is_over: false })
+        }
+        Err(StoreError::Failed { reason }) => Err(JoinError::Ended { reason }),
+        Err(error) => Err(JoinError::Store(error)),
+    }
 }
 
 /// What the holder of a store says first where the job runs; `None`: its ranks meet there. Who has

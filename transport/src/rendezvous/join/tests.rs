@@ -236,6 +236,8 @@ struct Job {
     rendezvous: Rendezvous,
     processes: Vec<Process>,
     timeout: Duration,
+    /// So many ranks are enough to begin, where it is said.
+    founding: Option<Founding>,
 }
 
 #[derive(Clone)]
@@ -263,14 +265,23 @@ impl Job {
             rendezvous: Rendezvous::Tcp { host: "127.0.0.1".to_owned(), port },
             processes: (0..world_size).map(process).collect(),
             timeout: Duration::from_secs(60),
+            founding: None,
         }
+    }
+
+    /// Of so many ranks these are there, and `fewest` are enough.
+    fn with_some(world_size: u32, fewest: u32, ranks: &[Rank]) -> Self {
+        let mut job = Self::of(world_size);
+        job.processes.retain(|process| ranks.contains(&process.rank));
+        job.founding = Some(Founding::new(world_size, fewest, Duration::from_millis(50)));
+        job
     }
 
     /// How each process's joining ends: the fabric and what came early, or the error's text.
     fn run(&self) -> Vec<Result<(Fabric, usize), String>> {
         let (wants, gone) = (Wants::default(), Gone::default());
         thread::scope(|scope| {
-            let run = |process: Process| {
+            let run = |process: Process| -> Result<_, JoinError> {
                 let (wants, gone) = (Arc::clone(&wants), Arc::clone(&gone));
                 let rendezvous = self.rendezvous.clone();
                 let Process { rank, world_size, troubles, .. } = process;
@@ -290,15 +301,26 @@ impl Job {
                 };
                 let counter = Arc::new(Counter::default());
                 let mut fabrics = Paper { wants, gone, rank, troubles, made: Vec::new() };
-                let joined = join_over(&world, &options, Arc::<Counter>::clone(&counter), &mut fabrics)
-                    .map_err(|error| error.to_string())?;
+                let responder = Arc::<Counter>::clone(&counter);
+                let joined = match self.founding {
+                    None => join_over(&world, &options, responder, &mut fabrics),
+                    Some(_) => {
+                        let store = world.open_store(now() + self.timeout)?.expect("has an address");
+                        let protocol =
+                            JoinProtocol::new(&world, &options, now(), store, responder, &mut fabrics);
+                        run_with_all(JoinProtocol { founding: self.founding, ..protocol })
+                    }
+                };
+                let joined = joined?;
                 assert_eq!((joined.rank, joined.world_size), (rank, world_size));
-                assert_eq!(joined.hosts.len(), world_size as usize);
+                let met = self.founding.map_or(world_size as usize, |_| self.processes.len());
+                assert_eq!(joined.hosts.len(), met);
                 Ok((joined.fabric, counter.0.lock().expect("whole").len()))
             };
             let handles: Vec<_> =
                 self.processes.iter().cloned().map(|process| scope.spawn(move || run(process))).collect();
-            handles.into_iter().map(|handle| handle.join().expect("no rank panics")).collect()
+            let joined = handles.into_iter().map(|handle| handle.join().expect("no rank panics"));
+            joined.map(|joined| joined.map_err(|error| error.to_string())).collect()
         })
     }
 }
@@ -310,6 +332,39 @@ fn all_ranks_meet_and_share_memory_where_they_can() {
         // What peers said early came through, once each.
         let expected = Ok((Fabric::Shm, world_size as usize - 1));
         assert!(results.iter().all(|result| *result == expected), "{results:?}");
+    }
+}
+
+#[test]
+fn enough_ranks_meet_without_the_others_and_are_named_by_their_ranks() {
+    let ranks = [0, 2, 4];
+    let results = Job::with_some(5, 2, &ranks).run();
+    assert!(results.iter().all(|result| *result == Ok((Fabric::Shm, 2))), "{results:?}");
+    assert_eq!(Job::with_some(3, 1, &[0]).run(), [Ok((Fabric::Shm, 0))], "alone");
+    let mut job = Job::with_some(5, 2, &ranks);
+    job.processes[1].host = Some("elsewhere");
+    job.processes[2].host = Some("elsewhere");
+    let results = job.run();
+    assert!(results.iter().all(|result| *result == Ok((Fabric::HybridVerbs, 2))), "{results:?}");
+    job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Shm));
+    for error in job.run().into_iter().map(|result| result.expect_err("two hosts")) {
+        assert!(error.contains("rank 0 on ") && error.contains("rank 2 on elsewhere"), "{error}");
+    }
+    let mut job = Job::with_some(5, 2, &ranks);
+    job.processes[2].troubles = vec![(Fabric::Shm, Trouble::Make), (Fabric::Tcp, Trouble::Make)];
+    for error in job.run().into_iter().map(|result| result.expect_err("no fabric is left")) {
+        assert!(error.contains("fabric tcp not usable: rank 4: out of paper"), "{error}");
+    }
+}
+
+#[test]
+fn where_too_few_ranks_come_the_missing_ones_are_named() {
+    let mut job = Job::with_some(5, 4, &[0, 2, 4]);
+    job.timeout = Duration::from_millis(600);
+    for result in job.run() {
+        let error = result.expect_err("four are enough");
+        assert!(error.contains("missing ranks: ranks 1, 3 of 5 did not come within"), "{error}");
+        assert!(error.contains("and 4 are enough to begin"), "{error}");
     }
 }
 
