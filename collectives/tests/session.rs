@@ -60,6 +60,7 @@ on_every_fabric!(
     enough_ranks_begin_and_the_others_join,
     all_ranks_that_come_in_time_begin,
     where_too_few_come_the_missing_are_named,
+    a_change_tells_who_came_and_which_messages_nobody_received,
     who_comes_late_with_other_settings_is_refused_alone,
     survivors_of_one_death_go_on_with_what_they_have,
     survivors_of_three_deaths_at_once_go_on,
@@ -153,6 +154,29 @@ fn who_comes_late_with_other_settings_is_refused_alone(fabric: &str) {
     job.finish();
     job.check();
     assert_eq!([job.retries(0), job.retries(1)], [0, 0]);
+}
+
+fn a_change_tells_who_came_and_which_messages_nobody_received(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["sends=0:5"]);
+    job.await_step(0, 7);
+    let late = job.spawn(3, &[]);
+    job.await_all_of(&[0, 1, 2, late]);
+    job.signal(2, Signal::KILL);
+    job.await_all_of(&[0, 1, late]);
+    job.finish();
+    job.check();
+    let changes = |seat: u32| {
+        let changed = |told: &Told| match told {
+            Told::Other(line) if line.starts_with("changed") => Some(line.clone()),
+            _ => None,
+        };
+        job.told(seat).iter().filter_map(changed).collect::<Vec<_>>()
+    };
+    // The second message of the two, at both ends, and once. A join costs no retry.
+    assert_eq!(changes(0), ["changed - +3 1:1:0", "changed -2 + "]);
+    assert_eq!(changes(1), ["changed - +3 0:0:1", "changed -2 + "]);
+    assert_eq!(changes(late), ["changed -2 + "], "it came with the first one");
+    assert!(job.retries(0) <= 1, "of the death alone");
 }
 
 fn survivors_of_one_death_go_on_with_what_they_have(fabric: &str) {

@@ -468,6 +468,14 @@ impl StatusBoard {
         lock(&self.messages).entry((from, to)).or_insert_with(|| Arc::new(Records::new())).clone()
     }
 
+    /// The messages that this rank has begun to send to a peer, and those of the peer that it has
+    /// received.
+    pub(crate) fn messages_with(&self, peer: Rank) -> (u64, u64) {
+        let messages = lock(&self.messages);
+        let (sent, received) = (messages.get(&(self.rank, peer)), messages.get(&(peer, self.rank)));
+        (sent.map_or(0, |sent| sent.begun()), received.map_or(0, |received| received.completed()))
+    }
+
     /// Sets the rank that this rank waits for, as far as it knows.
     pub(super) fn block_on(&self, peer: Option<Rank>) {
         self.blocked_on.store(peer.map_or(NO_RANK, u64::from), Ordering::Relaxed);

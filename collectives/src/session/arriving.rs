@@ -12,6 +12,7 @@ use pleach_transport::wire::{Malformed, Reader};
 use pleach_transport::{Device, Event, Responder};
 use pleach_vocabulary::Rank;
 
+use super::changes::Changes;
 use super::healing::Own;
 use super::incoming::Incoming;
 use super::member::{JobIdentity, Member};
@@ -178,6 +179,7 @@ impl Arrived {
             gate: Arc::default(),
             lent: Arc::default(),
             splits: Splits::default(),
+            changes: Changes::default(),
             committed_in,
         };
         if let Some(registers) = registers {

@@ -11,8 +11,9 @@ use pleach_transport::RegisterError;
 use crate::group::{CollectiveError, GroupError, JoinGroupError, SplitError};
 
 /// From one epoch to the next that a member enters: who left, who came, and with which step the
-/// members go on. Members that enter one epoch from the same one have equal changes, also where
-/// some of them have heard of epochs in between that they did not enter.
+/// go on. Members that enter one epoch from the same one have equal changes, also where
+/// some of them have heard of epochs in between that they did not enter, but for
+/// [`Change::unreceived`], which is of this process's own pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The number of the epoch that ended.
@@ -27,12 +28,49 @@ pub struct Change {
     pub came: Vec<Process>,
     /// The members of the epoch that begins, by rank.
     pub members: Vec<Process>,
+    /// The pairs of this process and members that were there before, in which messages were sent
+    /// ([`Group::send`](crate::Group::send)) and not received when the epoch ended, by seats. No
+    /// message crosses an epoch, so nobody receives them. Of pairs with who left nothing is known.
+    pub unreceived: Vec<Unreceived>,
+}
+
+/// Messages of a pair that were sent, and not received when the epoch ended. Both ends count the
+/// same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unreceived {
+    peer: Process,
+    to: u64,
+    from: u64,
+}
+
+impl Unreceived {
+    pub(crate) fn new(peer: Process, to: u64, from: u64) -> Self {
+        Self { peer, to, from }
+    }
+
+    /// The other process.
+    #[must_use]
+    pub fn peer(&self) -> Process {
+        self.peer
+    }
+
+    /// Those of this process to it.
+    #[must_use]
+    pub fn to(&self) -> u64 {
+        self.to
+    }
+
+    /// Those of it to this process.
+    #[must_use]
+    pub fn from(&self) -> u64 {
+        self.from
+    }
 }
 
 impl Change {
     /// From the epoch of one record to that of a later one. Only the two records count, so the
     /// change is the same on all members.
-    pub(crate) fn between(before: &Record, after: &Record) -> Arc<Self> {
+    pub(crate) fn between(before: &Record, after: &Record, unreceived: Vec<Unreceived>) -> Arc<Self> {
         let reasons: BTreeMap<Process, Reason> =
             after.causes().iter().map(|cause| (cause.process, cause.reason)).collect();
         // Who left with a record between the two is not named by this one.
@@ -46,6 +84,7 @@ impl Change {
             left: left.map(|member| (member, reason(member))).collect(),
             came: came.collect(),
             members: after.members().to_vec(),
+            unreceived,
         })
     }
 

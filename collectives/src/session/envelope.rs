@@ -14,6 +14,7 @@ use pleach_transport::witness::WordPlace;
 
 use super::heal::Said;
 use super::roster::Neighbour;
+use super::shared_device::Messages;
 
 /// Bytes of a part. A control message has room for a few words more.
 const PART_BYTES: usize = 3 << 10;
@@ -22,7 +23,7 @@ const _: () = assert!(PART_BYTES + 64 <= pleach_transport::MESSAGE_BYTES_MAX);
 const ENGINE: u8 = 1;
 const PART: u8 = 2;
 const WORD: u8 = 3;
-const SLOTS: u8 = 4;
+const END: u8 = 4;
 const NEWCOMER: u8 = 5;
 const SAID: u8 = 6;
 const LEAVE: u8 = 7;
@@ -45,8 +46,9 @@ pub(crate) enum Envelope<'a> {
     Leave(Incarnation),
     /// Where members make a part of the epoch's group: a value of the epoch's store.
     Meeting { epoch: u64, key: String, value: Vec<u8> },
-    /// Before the epoch of this record the sender has signalled in signal slots below this one.
-    Slots { record: u64, below: u16 },
+    /// Of the epochs before this record: the sender has signalled in signal slots below this one,
+    /// and has sent to the receiver, and received from it, so many messages.
+    End { record: u64, below: u16, messages: Messages },
 }
 
 impl<'a> Envelope<'a> {
@@ -84,9 +86,10 @@ impl<'a> Envelope<'a> {
                 let value = reader.rest(message.len()).ok()?.to_vec();
                 Some(Self::Meeting { epoch, key, value })
             }
-            SLOTS => {
+            END => {
                 let (record, below) = (reader.u64().ok()?, reader.u16().ok()?);
-                reader.end().ok().map(|()| Self::Slots { record, below })
+                let messages = Messages::new(reader.u64().ok()?, reader.u64().ok()?);
+                reader.end().ok().map(|()| Self::End { record, below, messages })
             }
             _ => None,
         }
@@ -118,9 +121,11 @@ pub(crate) fn of_newcomer(neighbour: &Neighbour) -> Vec<u8> {
     neighbour.put(Writer::default().u8(NEWCOMER)).finish()
 }
 
-/// Below which signal slot this process has signalled before the epoch of a record.
-pub(crate) fn of_slots(record: u64, below: u16) -> Vec<u8> {
-    Writer::default().u8(SLOTS).u64(record).u16(below).finish()
+/// Of the epochs before a record: below which signal slot this process has signalled, and how many
+/// messages it has sent to the receiver, and received from it.
+pub(crate) fn of_end(record: u64, below: u16, messages: Messages) -> Vec<u8> {
+    let writer = Writer::default().u8(END).u64(record).u16(below);
+    writer.u64(messages.sent()).u64(messages.received()).finish()
 }
 
 /// A value of the store of an epoch; `None`: the key or both together have too many bytes.
@@ -229,10 +234,12 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_message_are_refused() {
-        for bytes in [&[][..], &[0], &[ENGINE, 1, 2], &[PART], &[PART, 4], &[WORD, 1], &[SLOTS, 1], &[9, 9]] {
+        for bytes in [&[][..], &[0], &[ENGINE, 1, 2], &[PART], &[PART, 4], &[WORD, 1], &[END, 1], &[9, 9]] {
             assert_eq!(Envelope::open(bytes), None, "{bytes:?}");
         }
-        assert_eq!(Envelope::open(&of_slots(7, 9)), Some(Envelope::Slots { record: 7, below: 9 }));
+        let messages = Messages::new(3, 2);
+        let end = of_end(7, 9, messages);
+        assert_eq!(Envelope::open(&end), Some(Envelope::End { record: 7, below: 9, messages }));
         assert_eq!(Envelope::open(&of_leave(Incarnation(3))), Some(Envelope::Leave(Incarnation(3))));
         let message = of_meeting(7, "e7-s0-1/rank/0", &[9]).expect("is short");
         let (key, value) = ("e7-s0-1/rank/0".to_owned(), vec![9]);

@@ -16,6 +16,7 @@ use pleach_vocabulary::Rank;
 
 use super::envelope::of_engine;
 use super::shared_device::SharedDevice;
+use crate::engine::StatusBoard;
 
 /// See the module.
 pub(crate) struct EpochDevice {
@@ -27,14 +28,19 @@ pub(crate) struct EpochDevice {
 }
 
 impl EpochDevice {
-    /// The view of an epoch with these members, ranks of the device, one of which is this rank. The
-    /// engines of epochs before have stopped.
-    pub(crate) fn new(shared: Arc<SharedDevice>, epoch: u64, ranks: Vec<Rank>) -> Self {
+    /// The view of an epoch with these members, ranks of the device, one of which is this rank, for
+    /// the engine that has this board. The engines of epochs before have stopped.
+    pub(crate) fn new(
+        shared: Arc<SharedDevice>,
+        epoch: u64,
+        ranks: Vec<Rank>,
+        board: Arc<StatusBoard>,
+    ) -> Self {
         let of = shared.info();
         let own = ranks.iter().position(|rank| *rank == of.rank).expect("this rank is a member");
         let reach: Vec<Reach> = ranks.iter().map(|rank| shared.reach(*rank)).collect();
         let info = DeviceInfo { rank: own as Rank, reach, ..of.clone() };
-        shared.begin(epoch, &ranks);
+        shared.begin(epoch, &ranks, board);
         Self { shared, epoch, info, ranks }
     }
 

@@ -9,13 +9,14 @@ use std::thread::Thread;
 use pleach_membership::Message;
 use pleach_transport::mutex::lock;
 use pleach_transport::witness::WordPlace;
-use pleach_transport::{Incarnation, LossCause, Responder};
+use pleach_transport::{Incarnation, LossCause, Nanos, Responder, clock};
 use pleach_vocabulary::Rank;
 
 use super::envelope::{Assembly, Envelope, of_engine};
 use super::heal::Said;
 use super::meeting::Meetings;
 use super::roster::Neighbour;
+use super::shared_device::Messages;
 use crate::engine::StatusBoard;
 
 /// Messages about membership that wait. Members send few, and say again what is lost.
@@ -66,8 +67,10 @@ struct State {
     assemblies: BTreeMap<Rank, Assembly>,
     listener: Option<Arc<Listener>>,
     early: Vec<(Rank, u64, Vec<u8>)>,
-    /// By rank: the newest record of which it has told the signal slots, and these.
-    slots: BTreeMap<Rank, (u64, u16)>,
+    /// By rank: the newest record of which it has told the end of the epochs before, and what it
+    /// has told: below which signal slot it has signalled, and its messages to and from this
+    /// rank.
+    ends: BTreeMap<Rank, (u64, u16, Messages)>,
     /// By rank: what it has said last about states, and in which epochs.
     said: BTreeMap<Rank, VecDeque<(u64, Said)>>,
     /// By rank: how much of the states it has by its own word, in percent, and in which epoch.
@@ -107,6 +110,20 @@ impl Incoming {
     pub(crate) fn wake_caller(&self) -> bool {
         let caller = lock(&self.caller);
         caller.as_ref().inspect(|caller| caller.unpark()).is_some()
+    }
+
+    /// The caller's thread waits until then, or until this is so.
+    pub(crate) fn wait_for(&self, until: Nanos, is_so: impl Fn() -> bool) {
+        if is_so() {
+            return;
+        }
+        self.caller_waits(Some(std::thread::current()));
+        while !is_so() && clock::now() < until {
+            std::thread::park_timeout(until.since(clock::now()));
+        }
+        self.caller_waits(None);
+        // What came meanwhile has woken only the caller.
+        self.wake_thread();
     }
 
     /// Something has come: wakes whoever takes it in. That is the caller while it waits, which
@@ -188,8 +205,15 @@ impl Incoming {
     /// it has not told.
     pub(crate) fn used_slots(&self, record: u64, ranks: &[Rank]) -> Vec<Option<u16>> {
         let state = lock(&self.state);
-        let told = |rank: &Rank| state.slots.get(rank).filter(|(of, _)| *of == record);
-        ranks.iter().map(|rank| told(rank).map(|(_, below)| *below)).collect()
+        let told = |rank: &Rank| state.ends.get(rank).filter(|(of, ..)| *of == record);
+        ranks.iter().map(|rank| told(rank).map(|(_, below, _)| *below)).collect()
+    }
+
+    /// What a rank has told of its messages to and from this one, since both are connected, in the
+    /// epochs before this record or a later one.
+    pub(crate) fn messages(&self, record: u64, rank: Rank) -> Option<Messages> {
+        let state = lock(&self.state);
+        state.ends.get(&rank).filter(|(of, ..)| *of >= record).map(|(.., messages)| *messages)
     }
 
     /// A fault of an engine of this epoch: this rank of the epoch is gone or late, or the step
@@ -234,8 +258,10 @@ impl Responder for Incoming {
                 self.wake();
                 None
             }
-            Envelope::Slots { record, below } => {
-                lock(&self.state).slots.insert(from, (record, below));
+            Envelope::End { record, below, messages } => {
+                lock(&self.state).ends.insert(from, (record, below, messages));
+                // Nobody else waits for it.
+                self.wake_caller();
                 None
             }
             Envelope::Meeting { epoch, key, value } => {

@@ -764,7 +764,7 @@ impl Member {
             state.failed = Some((record.step(), std::mem::take(&mut state.repeats)));
         }
         state.timeline.agreed(now);
-        let change = Change::between(state.entered.as_ref().unwrap_or(record), record);
+        let change = Change::between(state.entered.as_ref().unwrap_or(record), record, Vec::new());
         tracing::info!(seat = self.process.seat.0, "{change}");
         state.no_quorum = None;
         state.store_fault = None;
@@ -889,15 +889,15 @@ impl State {
         self.record.is_none() || !self.newcomers.is_empty()
     }
 
-    /// From the epoch of an attempt to the one that was entered since.
-    pub(crate) fn change_since(&self, attempted: &Record) -> Arc<Change> {
-        Change::between(attempted, self.entered.as_deref().unwrap_or(attempted))
+    /// The record of the epoch that was entered last; it may be over.
+    pub(crate) fn last_entered(&self) -> Option<Arc<Record>> {
+        self.entered.clone()
     }
 
     /// How the others go on without this process, once it is out.
     pub(crate) fn change_without_this(&self) -> Option<Arc<Change>> {
         let record = self.record.as_ref().filter(|_| self.is_out)?;
-        Some(Change::between(self.entered.as_ref().unwrap_or(record), record))
+        Some(Change::between(self.entered.as_ref().unwrap_or(record), record, Vec::new()))
     }
 
     /// Whether this process is out because it has said that it leaves.

@@ -35,6 +35,7 @@
 mod arriving;
 pub mod asks;
 mod change;
+mod changes;
 mod elastic;
 mod envelope;
 mod epoch_device;
@@ -62,7 +63,7 @@ use pleach_transport::{Flush, Slice, Space, clock, listening_address_of};
 use pleach_vocabulary::Rank;
 use signal_hook::SigId;
 
-pub use change::{Change, SessionError, Verdict};
+pub use change::{Change, SessionError, Unreceived, Verdict};
 pub use elastic::{Elastic, Heal};
 pub use pleach_membership::{Process, Reason, Seat};
 pub use split::Split;
@@ -74,6 +75,7 @@ use crate::group::{
     Buffer, CarriedGroup, CollectiveError, Connect, Element, Group, GroupError, JoinGroupError, Options,
     Parts, Setting, SplitError, scratch_memory, session_buffer, session_number,
 };
+use changes::Changes;
 use epoch_device::EpochDevice;
 use heal::{Entry, NAME_BYTES_MAX};
 use healing::{Begun, Healing, Own};
@@ -138,6 +140,7 @@ pub struct Session {
     gate: Arc<Gate>,
     lent: Arc<Lent>,
     splits: Splits,
+    changes: Changes,
     /// The epoch in which the last step was committed, the same on all that committed it; of a
     /// process that began the job, the first one before.
     committed_in: Option<Arc<Record>>,
@@ -231,6 +234,15 @@ impl Session {
     pub fn attempted_epoch(&self) -> Option<u64> {
         let epoch = self.epoch.as_ref().filter(|_| self.begun.is_some());
         epoch.map(|epoch| epoch.record.number())
+    }
+
+    /// The newest change of the members, by which this process has gone on: who left and why, and
+    /// who came. [`Session::next`] and [`Session::commit`] learn of it; `None`: there was none
+    /// since this process has come. A planned join or leave is told here alone, as it costs no
+    /// retry.
+    #[must_use]
+    pub fn change(&self) -> Option<&Arc<Change>> {
+        self.changes.newest()
     }
 
     /// When the last change was found, agreed on, drained and planned.
@@ -532,7 +544,11 @@ impl Session {
             return Err(SessionError::Step { step, times, own });
         }
         let attempted = attempted.expect("a step has begun in an epoch");
-        Ok(Verdict::Retry(state.change_since(&attempted)))
+        let entered = state.last_entered().unwrap_or_else(|| Arc::clone(&attempted));
+        drop(state);
+        self.changes.go_on(self.process, &entered, (&self.device, &self.incoming));
+        let change = self.changes.newest().filter(|change| change.epoch == entered.number()).cloned();
+        Ok(Verdict::Retry(change.unwrap_or_else(|| Change::between(&attempted, &entered, Vec::new()))))
     }
 
     /// Leaves the job when this signal comes: at the end of the step that is under way then, or of
@@ -685,6 +701,7 @@ impl Session {
     /// Makes the group of an epoch; false: the epoch is over.
     fn enter(&mut self, record: &Arc<Record>) -> Result<bool, SessionError> {
         self.end_group();
+        self.changes.go_on(self.process, record, (&self.device, &self.incoming));
         let number = record.number();
         let scratch = self.scratch()?;
         let ranks: Vec<Rank> = record.members().iter().map(|member| member.seat.0).collect();
@@ -713,7 +730,7 @@ impl Session {
             self.member.tell(&mut state, Input::Failed);
             return Ok(false);
         };
-        let device = EpochDevice::new(Arc::clone(&self.device), number, ranks.clone());
+        let device = EpochDevice::new(Arc::clone(&self.device), number, ranks.clone(), Arc::clone(&board));
         state.open(Arc::clone(record), Arc::clone(&board), Arc::clone(&parts));
         drop(state);
         for (to, answer) in self.incoming.listen(number, ranks.clone(), Arc::clone(&board)) {

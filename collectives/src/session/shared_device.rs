@@ -33,7 +33,8 @@ use pleach_transport::{
 };
 use pleach_vocabulary::Rank;
 
-use super::envelope::of_slots;
+use super::envelope::of_end;
+use crate::engine::StatusBoard;
 
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
@@ -52,6 +53,27 @@ pub(crate) enum PairEvent {
     Drained { peer: Rank, record: u64 },
 }
 
+/// How many messages this process has sent to a peer, and received from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Messages {
+    sent: u64,
+    received: u64,
+}
+
+impl Messages {
+    pub(crate) fn new(sent: u64, received: u64) -> Self {
+        Self { sent, received }
+    }
+
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    pub(crate) fn received(&self) -> u64 {
+        self.received
+    }
+}
+
 /// What is known of one pair.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pair {
@@ -62,6 +84,8 @@ struct Pair {
     drained: u64,
     /// This end has signalled in signal slots below this one.
     signalled_below: u16,
+    /// Messages since the pair was connected, in the epochs that are over.
+    messages: Messages,
     /// Is to be severed.
     is_out: bool,
     is_severing: bool,
@@ -74,6 +98,8 @@ struct Route {
     epoch: u64,
     /// By rank of the epoch: the rank of the device.
     ranks: Vec<Rank>,
+    /// Counts the messages of the epoch.
+    board: Arc<StatusBoard>,
     events: VecDeque<Event>,
     /// The engine has stopped.
     is_quiet: bool,
@@ -228,13 +254,20 @@ impl SharedDevice {
         }
     }
 
-    /// An epoch begins: its engine will use the device. The one before has stopped.
-    pub(crate) fn begin(&self, epoch: u64, ranks: &[Rank]) {
+    /// Messages to and from a rank since it was connected, in the epochs that are over.
+    pub(crate) fn messages(&self, peer: Rank) -> Messages {
+        self.lock().pairs[peer as usize].messages
+    }
+
+    /// An epoch begins: its engine, which has this board, will use the device. The one before has
+    /// stopped.
+    pub(crate) fn begin(&self, epoch: u64, ranks: &[Rank], board: Arc<StatusBoard>) {
         let mut shared = self.lock();
         let drained_before = ranks.iter().map(|rank| shared.pairs[*rank as usize].drained).collect();
         shared.route = Some(Route {
             epoch,
             ranks: ranks.to_vec(),
+            board,
             events: VecDeque::new(),
             is_quiet: false,
             severing: vec![false; ranks.len()],
@@ -245,8 +278,8 @@ impl SharedDevice {
     /// The engine of this epoch has stopped.
     pub(crate) fn quiet(&self, epoch: u64) {
         let mut shared = self.lock();
-        if let Some(route) = shared.route_of(epoch) {
-            route.is_quiet = true;
+        if shared.is_of(epoch) {
+            shared.stop();
             shared.advance();
             self.info.waker.wake();
         }
@@ -369,18 +402,31 @@ impl Shared {
     /// The engine of an epoch severs a peer: it has stopped.
     pub(crate) fn sever_in(&mut self, epoch: u64, peer: Rank) {
         let Some(route) = self.route_of(epoch) else { return };
-        route.is_quiet = true;
         if let Some(severing) = route.severing.get_mut(peer as usize) {
             *severing = true;
         }
+        self.stop();
         self.advance();
     }
 
     /// The engine of an epoch is gone.
     pub(crate) fn drop_engine(&mut self, epoch: u64) {
         if self.is_of(epoch) {
+            self.stop();
             self.route = None;
             self.advance();
+        }
+    }
+
+    /// The engine has stopped: it sends and receives no more.
+    fn stop(&mut self) {
+        let Some(route) = self.route.as_mut().filter(|route| !route.is_quiet) else { return };
+        route.is_quiet = true;
+        for (peer, rank) in (0..).zip(&route.ranks) {
+            let (sent, received) = route.board.messages_with(peer);
+            let messages = &mut self.pairs[*rank as usize].messages;
+            messages.sent += sent;
+            messages.received += received;
         }
     }
 
@@ -439,7 +485,7 @@ impl Shared {
             }
             if !pair.is_out && pair.begun < pair.wanted {
                 // Without room for it the peer looks at all its signal slots.
-                let told = of_slots(pair.record, pair.signalled_below);
+                let told = of_end(pair.record, pair.signalled_below, pair.messages);
                 let _ = self.device.post(peer, &told, Urgency::Ordinary);
             }
             // A refusal but for want of room is that of a pair that has ended, of which an event

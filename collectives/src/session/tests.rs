@@ -158,7 +158,7 @@ fn a_change_names_all_that_left_also_with_an_epoch_in_between() {
     let died = |seat: u32| pleach_membership::Cause { process: members(&[seat])[0], reason: Reason::Died };
     let second = first.next(members(&[0, 1, 3]), 4, Agreed::Retry, vec![died(2)]).expect("has members");
     let third = second.next(members(&[0, 1]), 4, Agreed::Retry, vec![died(3)]).expect("has members");
-    let change = Change::between(&first, &third);
+    let change = Change::between(&first, &third, Vec::new());
     assert_eq!((change.from, change.epoch), (0, 2));
     let left: Vec<u32> = change.left.iter().map(|(process, _)| process.seat.0).collect();
     assert_eq!(left, [2, 3]);

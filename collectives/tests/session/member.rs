@@ -54,6 +54,8 @@ struct Settings {
     program: Option<String>,
     /// Elements of the state.
     state: usize,
+    /// Seat and step: sends the next seat two messages in that step, which receives one.
+    sends: Option<(u32, u64)>,
     /// Seat and step: changes the state as no other member does.
     errs: Option<(u32, u64)>,
     /// Whether states are compared after each step.
@@ -109,6 +111,7 @@ impl Settings {
             program: None,
             state: 3,
             errs: None,
+            sends: None,
             audits: false,
             heal: Heal::Boundary,
             heal_wait: Duration::from_secs(60),
@@ -136,6 +139,7 @@ impl Settings {
                 "watch" => settings.watches = true,
                 "quits" => settings.quits = seat_and_step(value),
                 "errs" => settings.errs = seat_and_step(value),
+                "sends" => settings.sends = seat_and_step(value),
                 "most" => settings.most = number() as u32,
                 "program" => settings.program = Some(value.to_owned()),
                 "state" => settings.state = number() as usize,
@@ -301,6 +305,33 @@ fn stop_if_told(settings: &mut Settings, seat: u32, step: u64) {
     }
 }
 
+/// Sends messages in this step where that is told, once, and receives fewer.
+fn send_if_told(settings: &mut Settings, group: &Group, seat: u32, step: u64) -> Result<(), CollectiveError> {
+    let Some((from, _)) = settings.sends.filter(|(_, at)| *at == step) else { return Ok(()) };
+    settings.sends = None;
+    if seat == from {
+        group.send(&[1_u64], from + 1)?;
+        return group.send(&[2_u64], from + 1);
+    }
+    if seat == from + 1 {
+        let mut message = [0_u64];
+        group.recv(&mut message, from)?;
+        assert_eq!(message, [1]);
+    }
+    Ok(())
+}
+
+/// Says the newest change of the session, where that was not said before.
+fn say_newest_change(session: &Session, told: &mut Option<u64>) {
+    let Some(change) = session.change().filter(|change| *told != Some(change.epoch)) else { return };
+    *told = Some(change.epoch);
+    let left: Vec<String> = change.left.iter().map(|(process, _)| process.seat.0.to_string()).collect();
+    let came: Vec<String> = change.came.iter().map(|process| process.seat.0.to_string()).collect();
+    let lost = change.unreceived.iter().map(|it| format!("{}:{}:{}", it.peer().seat.0, it.to(), it.from()));
+    let lost: Vec<String> = lost.collect();
+    say(&format!("changed -{} +{} {}", left.join(","), came.join(","), lost.join(",")));
+}
+
 /// Has calls that wait end when the signal comes.
 fn interrupt_if_told(session: &mut Session) {
     let usr1 = Signal::USR1.as_raw();
@@ -334,6 +365,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
         std::thread::park_timeout(Duration::from_millis(10));
     }
     let mut parts = settings.parts.then(|| Parts::of(&mut session));
+    let mut told = None;
     if settings.is_idle {
         return make_idle_steps(session, settings.steps);
     }
@@ -369,8 +401,9 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
                 parts.use_in(group, seat, step)?;
             }
             stop_if_told(&mut settings, seat, step);
-            Ok(())
+            send_if_told(&mut settings, group, seat, step)
         });
+        say_newest_change(&session, &mut told);
         if let (Ok(Verdict::Retry(_)), Some(parts)) = (&verdict, &mut parts) {
             parts.expect_ended();
         }

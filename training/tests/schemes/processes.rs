@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use pleach_collectives::session::{Elastic, Session};
+use pleach_collectives::session::{Elastic, Reason, Session};
 use pleach_collectives::{Options, Reproducible};
 use pleach_training::interpreter::digest;
 use pleach_training::{Learner, Sgd, Trainer};
@@ -32,7 +32,10 @@ fn member_process() {
     let mut options = Options::new(ranks::world(seat.parse().expect("a number"), MANY, folder.as_ref()));
     options.fabric = fabric.parse().expect("a fabric");
     options.reproducible = Reproducible::PerWorldSize;
-    let session = Session::join(&options, &Elastic::between(2, MANY)).expect("joins");
+    let mut elastic = Elastic::between(2, MANY);
+    // All are there from the first step on, however slow the machine is.
+    elastic.begin_wait = options.join_timeout;
+    let session = Session::join(&options, &elastic).expect("joins");
     let (layout, seat) = (Linear.layout(), session.seat().0);
     let trainer = Trainer::in_session(session, &scheme(text), &layout, STEPS).expect("it trains there");
     let mut trainer = trainer.checked();
@@ -50,6 +53,10 @@ fn member_process() {
         }
         step.update(|parameters, gradient| sgd.step(parameters, gradient), loss).expect("goes on");
     }
+    let change = trainer.session().and_then(Session::change).expect("a member was killed");
+    let (process, reason) = change.left[0];
+    assert_eq!((process.seat.0, change.left.len(), change.came.len()), (KILLED.0, 1, 0));
+    assert!(matches!(reason, Reason::Died | Reason::Unreachable), "{reason:?}");
     let trained = trainer.finish().expect("ends");
     let holds = trained.guarantee_held && trained.parameters_equal;
     println!("{MARK}{holds} {} {} {}", trained.ranks, trained.progress.steps, digest(&trained.parameters));
