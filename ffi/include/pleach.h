@@ -26,7 +26,7 @@
 #define PLEACH_ROUND_INITIALIZER { sizeof(pleachRound_t), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* The limits and the patience of a session, all of them the defaults. */
-#define PLEACH_ELASTIC_INITIALIZER { sizeof(pleachElastic_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define PLEACH_ELASTIC_INITIALIZER { sizeof(pleachElastic_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* A verdict to be filled by pleachSessionCommit. */
 #define PLEACH_VERDICT_INITIALIZER { sizeof(pleachVerdict_t), 0, 0, 0, 0, 0, 0, 0, { 0 } }
@@ -224,6 +224,13 @@
 
 // Another process has taken the seat.
 #define pleachReasonReplaced 4
+
+// Processes that join read the states before their first step, for which the members wait.
+#define pleachHealBoundary 0
+
+// Processes that join read the states during their first step, in which they contribute nothing.
+// pleachSessionGetState waits for them on all members. For steps that only reduce.
+#define pleachHealHidden 1
 
 // Length of a unique id, in bytes.
 #define PLEACH_UNIQUE_ID_BYTES 128
@@ -599,10 +606,14 @@ typedef struct {
   // How long members wait for a process that reads the states, in milliseconds; 60000 by
   // default.
   uint64_t healWaitMs;
+  // How long enough ranks of a world wait for the others before they begin the job, in
+  // milliseconds; 10000 by default.
+  uint64_t beginWaitMs;
   // How often a step that cannot be ended is repeated by the same members; 3 by default.
   uint32_t retriesMax;
-  // Must be 0.
-  uint32_t reserved;
+  // When processes that join read the states: pleachHealBoundary by default, or
+  // pleachHealHidden.
+  int heal;
   // A name of the program, with all that has to be equal on all members. A process with another
   // name does not join. The name of the executable by default.
   const char *program;
@@ -641,8 +652,9 @@ typedef struct {
   uint64_t epoch;
   // The stable number of this process.
   int seat;
-  // 0.
-  int reserved;
+  // Whether what this process gives counts in the step that has begun (1). With pleachHealHidden
+  // it does not (0) while the process reads the states.
+  int contributes;
 } pleachSessionInfo_t;
 
 // A process of a session.
@@ -2354,7 +2366,8 @@ pleachResult_t pleachSessionJoin(pleachSession_t *session,
 // Enters the newest epoch and begins the next step there. Stores the number of the step and the
 // communicator of the epoch, whose ranks are its members. Calls on it that end because the members
 // have changed return pleachRemoteError, and pleachCommGetFailure says pleachFailureChanged.
-// pleachCommSplit, pleachPartialInit and pleachWindowInit do not work on it.
+// pleachCommSplit, pleachPartialInit and pleachWindowInit do not work on it: pleachSessionSplit
+// divides the members of each epoch.
 //
 // Ownership: `step` is NULL or points to a uint64_t; `comm` is NULL or points to a pleachComm_t.
 // The communicator stays the session's. Steps of one epoch have one communicator. It ends when
@@ -2465,7 +2478,7 @@ pleachResult_t pleachSessionLeave(pleachSession_t session);
 // Frees a session. Without pleachSessionLeave this is to the other members as the end of the
 // process.
 //
-// Ownership: the handle, the communicator of the epoch, and the memory of buffers and states go
+// Ownership: the handle, the communicators of the epoch, and the memory of buffers and states go
 // back to the library, and the handle is invalid from now on. A call of another thread that is
 // under way keeps them until the call has ended. Threads: any, also while another thread is in a
 // call. Blocks: while the call of the epoch's communicator that is under way ends. It does not
@@ -2477,8 +2490,9 @@ pleachResult_t pleachSessionDestroy(pleachSession_t session);
 
 // Stores the processes that a change names, in the order of their seats: one of the lists
 // pleachChangeLeft, pleachChangeCame and pleachChangeMembers. The change is that of the last call
-// on the session that has told one: pleachSessionCommit with pleachVerdictRetry, or any function
-// that has returned pleachExpelled. At most `capacity` processes are stored. `count` is set to the
+// on the session that has told one: pleachSessionCommit with pleachVerdictRetry, pleachSessionNext
+// where the members have changed since the step before, or any function that has returned
+// pleachExpelled. At most `capacity` processes are stored. `count` is set to the
 // length of the whole list.
 //
 // Ownership: `members` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
@@ -2517,11 +2531,15 @@ pleachResult_t pleachSessionState(pleachSession_t session,
                                   void **data);
 
 // Stores the address of the elements of a state: after the first pleachSessionNext has returned,
-// where they stay.
+// where they stay. With pleachHealHidden a program calls it after each step that was committed,
+// before it changes the state. It stores NULL where this process could not read the states to the
+// end, because the members have changed: it changes nothing, and reads what the others have
+// changed.
 //
 // Ownership: `name` is NULL or a text that ends with a zero byte; `data` is NULL or points to a
 // pointer. The memory is the library's, as pleachSessionState says. Threads: any; a call of a
-// second thread at the same time is refused. Blocks: no.
+// second thread at the same time is refused. Blocks: with pleachHealHidden while processes read
+// the states, at most healWaitMs.
 //
 // Returns: pleachSuccess, also after pleachSessionLeave; pleachInvalidArgument if there is no such
 // session or state, or an argument is NULL; pleachInvalidUsage between pleachGroupStart and
@@ -2553,6 +2571,38 @@ pleachResult_t pleachSessionBuffer(pleachSession_t session, size_t size, void **
 // is in a call on the session, or this process is a forked child; pleachInternalError after a
 // mistake of the library.
 pleachResult_t pleachSessionFreeBuffer(pleachSession_t session, void *data);
+
+// Divides the members of each epoch, from the next step on: those whose seats have the same colour
+// form a communicator, in the order of their seats. Stores the number of the split, for
+// pleachSessionGetSplit. All members make the same splits between the same two steps. A process
+// that joins makes the splits that the others have made, before its first step.
+//
+// Ownership: `colors` has `count` elements, which are read before the function returns: a colour
+// of 0 or more for each seat, or PLEACH_SPLIT_NOCOLOR. Seats from `count` on have none. It is NULL
+// if `count` is 0. `split` is NULL or points to an int. Threads: any; a call of a second thread at
+// the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session, or an argument cannot
+// be right; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if a step has begun,
+// another thread is in a call on the session, or this process has left it or is a forked child;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionSplit(pleachSession_t session,
+                                  const int *colors,
+                                  size_t count,
+                                  int *split);
+
+// Stores the communicator of this process's part in the epoch of the step that has begun: NULL if
+// its seat has no colour, or a process reads the states during this step (pleachHealHidden).
+//
+// Ownership: `comm` is NULL or points to a pleachComm_t. The communicator stays the session's, and
+// ends as that of pleachSessionNext. Threads: any; a call of a second thread at the same time is
+// refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such session or split, or `comm` is
+// NULL; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if no step has begun,
+// there are 65536 communicators already, another thread is in a call on the session, or this
+// process has left it or is a forked child; pleachInternalError after a mistake of the library.
+pleachResult_t pleachSessionGetSplit(pleachSession_t session, int split, pleachComm_t *comm);
 
 // Stores the arrival skew of a peer in the calls of this rank so far. It is precise to about 10
 // microseconds and 12.5 percent.

@@ -96,6 +96,19 @@ public:
         detail::check(pleachSessionGetChange(get(), list, members.data(), members.size(), &count));
         return members;
     }
+    // Divides the members of each epoch by a colour for each seat, PLEACH_SPLIT_NOCOLOR for none;
+    // for split_comm.
+    int split(const std::vector<int> &colors) {
+        int split = -1;
+        detail::check(pleachSessionSplit(get(), colors.data(), colors.size(), &split));
+        return split;
+    }
+    // The communicator of this process's part, while a step is attempted: the session's, or NULL.
+    pleachComm_t split_comm(int split) const {
+        pleachComm_t comm = nullptr;
+        detail::check(pleachSessionGetSplit(get(), split, &comm));
+        return comm;
+    }
     void audit() { detail::check(pleachSessionAudit(get())); }
     void leave_on(int signal) { detail::check(pleachSessionLeaveOn(get(), signal)); }
     void leave_after_step() { detail::check(pleachSessionLeaveAfterStep(get())); }

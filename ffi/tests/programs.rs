@@ -342,6 +342,15 @@ fn a_session_goes_on_in_c_when_a_process_is_killed() {
 }
 
 #[test]
+fn a_process_joins_a_session_in_c_and_reads_the_states_behind_its_first_step() {
+    let folder = Folder::new();
+    let program = compiled("session_joins.c", Linked::Shared);
+    for fabric in fabrics() {
+        run_with(&program, 3, &folder, &[fabric]);
+    }
+}
+
+#[test]
 fn failures_are_results_with_their_cause_in_c() {
     let folder = Folder::new();
     run(&compiled("failures.c", Linked::Shared), 2, &folder);

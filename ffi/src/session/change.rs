@@ -112,8 +112,9 @@ fn reason_of(reason: Reason) -> c_int {
 
 /// Stores the processes that a change names, in the order of their seats: one of the lists
 /// pleachChangeLeft, pleachChangeCame and pleachChangeMembers. The change is that of the last call
-/// on the session that has told one: pleachSessionCommit with pleachVerdictRetry, or any function
-/// that has returned pleachExpelled. At most `capacity` processes are stored. `count` is set to the
+/// on the session that has told one: pleachSessionCommit with pleachVerdictRetry, pleachSessionNext
+/// where the members have changed since the step before, or any function that has returned
+/// pleachExpelled. At most `capacity` processes are stored. `count` is set to the
 /// length of the whole list.
 ///
 /// Ownership: `members` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a

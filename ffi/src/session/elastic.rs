@@ -1,11 +1,18 @@
 //! How many members a session has, and how patient they are.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 use pleach_collectives::Elastic;
+use pleach_collectives::session::Heal;
 
 use crate::result::{Failed, struct_size};
+
+/// Processes that join read the states before their first step, for which the members wait.
+pub const pleachHealBoundary: c_int = 0;
+/// Processes that join read the states during their first step, in which they contribute nothing.
+/// pleachSessionGetState waits for them on all members. For steps that only reduce.
+pub const pleachHealHidden: c_int = 1;
 
 /// How many members a session has, and how patient they are; the same on all members. Begin with
 /// PLEACH_ELASTIC_INITIALIZER, which sets `size`. 0 and NULL stand for the defaults.
@@ -29,10 +36,14 @@ pub struct pleachElastic_t {
     /// How long members wait for a process that reads the states, in milliseconds; 60000 by
     /// default.
     pub healWaitMs: u64,
+    /// How long enough ranks of a world wait for the others before they begin the job, in
+    /// milliseconds; 10000 by default.
+    pub beginWaitMs: u64,
     /// How often a step that cannot be ended is repeated by the same members; 3 by default.
     pub retriesMax: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// When processes that join read the states: pleachHealBoundary by default, or
+    /// pleachHealHidden.
+    pub heal: c_int,
     /// A name of the program, with all that has to be equal on all members. A process with another
     /// name does not join. The name of the executable by default.
     pub program: *const c_char,
@@ -56,16 +67,23 @@ pub(crate) unsafe fn read(given: *const pleachElastic_t) -> Result<Elastic, Fail
     unsafe { struct_size(given, "elastic", "PLEACH_ELASTIC_INITIALIZER") }?;
     // SAFETY: it is as long as its size says.
     let given = unsafe { *given };
-    if given.reserved != 0 {
-        return Err(Failed::argument(format!("elastic->reserved is {}, not 0", given.reserved)));
-    }
+    let heal = match given.heal {
+        pleachHealBoundary => Heal::Boundary,
+        pleachHealHidden => Heal::Hidden,
+        other => {
+            let remedy = "take pleachHealBoundary or pleachHealHidden";
+            return Err(Failed::argument(format!("elastic->heal is {other}; {remedy}")));
+        }
+    };
     let mut elastic = Elastic::between(usual(given.fewest, 1), usual(given.most, MOST));
+    elastic.heal = heal;
     elastic.retries_max = usual(given.retriesMax, elastic.retries_max);
     for (time, ms) in [
         (&mut elastic.suspect_after, given.suspectAfterMs),
         (&mut elastic.fewest_wait, given.fewestWaitMs),
         (&mut elastic.quorum_wait, given.quorumWaitMs),
         (&mut elastic.heal_wait, given.healWaitMs),
+        (&mut elastic.begin_wait, given.beginWaitMs),
     ] {
         if ms != 0 {
             *time = Duration::from_millis(ms);

@@ -60,7 +60,8 @@ impl SessionBuffer {
 
 /// A state, whatever its elements are.
 trait Elements: Send {
-    /// Where the elements are now: elsewhere than before when this process has read them.
+    /// Where the elements are now: elsewhere than before when this process has read them; null: it
+    /// could not read them to the end.
     fn address(&mut self) -> *mut c_void;
 }
 
@@ -156,11 +157,15 @@ pub unsafe extern "C" fn pleachSessionState(
 }
 
 /// Stores the address of the elements of a state: after the first pleachSessionNext has returned,
-/// where they stay.
+/// where they stay. With pleachHealHidden a program calls it after each step that was committed,
+/// before it changes the state. It stores NULL where this process could not read the states to the
+/// end, because the members have changed: it changes nothing, and reads what the others have
+/// changed.
 ///
 /// Ownership: `name` is NULL or a text that ends with a zero byte; `data` is NULL or points to a
 /// pointer. The memory is the library's, as pleachSessionState says. Threads: any; a call of a
-/// second thread at the same time is refused. Blocks: no.
+/// second thread at the same time is refused. Blocks: with pleachHealHidden while processes read
+/// the states, at most healWaitMs.
 ///
 /// Returns: pleachSuccess, also after pleachSessionLeave; pleachInvalidArgument if there is no such
 /// session or state, or an argument is NULL; pleachInvalidUsage between pleachGroupStart and

@@ -6,14 +6,15 @@
 //! after pleachSessionLeave.
 
 pub mod change;
-mod elastic;
+pub mod elastic;
 pub mod memory;
+pub mod split;
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use pleach_collectives::session::Change;
-use pleach_collectives::{CollectiveError, Options, Session, SessionError, Verdict};
+use pleach_collectives::{CollectiveError, Group, Options, Session, SessionError, Verdict};
 use pleach_transport::mutex::lock;
 use pleach_transport::rendezvous::World;
 
@@ -25,6 +26,7 @@ use crate::unique_id::{pleachUniqueId, release};
 use change::{pleachVerdict_t, told};
 pub use elastic::pleachElastic_t;
 use memory::Kept;
+use split::Part;
 
 /// A session. Its contents are opaque to the caller.
 pub struct pleachSession(());
@@ -44,8 +46,9 @@ pub struct pleachSessionInfo_t {
     pub epoch: u64,
     /// The stable number of this process.
     pub seat: c_int,
-    /// 0.
-    pub reserved: c_int,
+    /// Whether what this process gives counts in the step that has begun (1). With pleachHealHidden
+    /// it does not (0) while the process reads the states.
+    pub contributes: c_int,
 }
 
 /// The session behind a handle.
@@ -59,6 +62,8 @@ struct Joined {
 struct Live {
     /// The communicator of the epoch in which a step was begun last.
     epoch: Option<EpochComm>,
+    /// The splits, by number.
+    parts: Vec<Part>,
     /// `None` after pleachSessionLeave.
     session: Option<Box<Session>>,
     kept: Kept,
@@ -66,8 +71,8 @@ struct Live {
     change: Option<Arc<Change>>,
 }
 
-/// The communicator of an epoch, which ends with this.
-struct EpochComm {
+/// A communicator of an epoch, which ends with this.
+pub(crate) struct EpochComm {
     epoch: u64,
     /// Its handle.
     number: usize,
@@ -76,6 +81,17 @@ struct EpochComm {
 }
 
 impl EpochComm {
+    fn new(epoch: u64, group: Group) -> Result<Self, Failed> {
+        let made = crate::comm::keep(group)?;
+        let failure = crate::comm::find(made)?.kept_failure();
+        Ok(Self { epoch, number: made.addr(), failure })
+    }
+
+    /// Whether it is that of this epoch, and the caller has not destroyed it.
+    fn is_of(&self, epoch: u64) -> bool {
+        self.epoch == epoch && crate::comm::find(self.handle()).is_ok()
+    }
+
     fn handle(&self) -> pleachComm_t {
         std::ptr::without_provenance_mut(self.number)
     }
@@ -95,7 +111,8 @@ impl Drop for Joined {
         if self.process != std::process::id() {
             // The session is the parent's. Its threads are not here, so nobody would end them.
             let live = self.live.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-            std::mem::forget((live.epoch.take(), live.session.take(), std::mem::take(&mut live.kept)));
+            let ours = (live.epoch.take(), std::mem::take(&mut live.parts));
+            std::mem::forget((ours, live.session.take(), std::mem::take(&mut live.kept)));
         }
     }
 }
@@ -145,23 +162,34 @@ impl Live {
     fn communicator(&mut self) -> Result<pleachComm_t, Failed> {
         let session = self.session.as_deref().ok_or_else(left)?;
         let epoch = session.attempted_epoch().ok_or_else(|| Failed::from(SessionError::NotBegun))?;
-        if let Some(known) = self.epoch.as_ref().filter(|known| known.epoch == epoch)
-            && crate::comm::find(known.handle()).is_ok()
-        {
+        if let Some(known) = self.epoch.as_ref().filter(|known| known.is_of(epoch)) {
             return Ok(known.handle());
         }
+        if self.epoch.as_ref().is_none_or(|known| known.epoch != epoch) {
+            self.parts.iter_mut().for_each(Part::end);
+        }
         self.epoch = None;
-        let made = crate::comm::keep(session.group()?.clone())?;
-        let comm = crate::comm::find(made)?;
-        self.epoch = Some(EpochComm { epoch, number: made.addr(), failure: comm.kept_failure() });
-        comm.registrations.lend(self.kept.buffers());
-        Ok(made)
+        let made = EpochComm::new(epoch, session.group()?.clone())?;
+        let handle = made.handle();
+        crate::comm::find(handle)?.registrations.lend(self.kept.buffers());
+        self.epoch = Some(made);
+        Ok(handle)
     }
 
-    /// Why the epoch's communicator has failed, if it has.
+    /// Why a communicator of the epoch has failed, if one has.
     fn cause(&self) -> Option<CollectiveError> {
-        let fault = lock(&self.epoch.as_ref()?.failure).clone()?;
+        let mut all = self.epoch.iter().chain(self.parts.iter().filter_map(Part::comm));
+        let fault = all.find_map(|comm| lock(&comm.failure).clone())?;
         Some(CollectiveError::Failed(fault))
+    }
+
+    /// The next step has begun: keeps the change that came with it, if there was one.
+    fn note_change(&mut self) {
+        let newest = self.session.as_deref().and_then(Session::change);
+        let told = self.change.as_ref().map_or(0, |told| told.epoch);
+        if let Some(newest) = newest.filter(|newest| newest.epoch > told) {
+            self.change = Some(Arc::clone(newest));
+        }
     }
 
     /// Ends a step that the caller cannot make: the others do not wait for it.
@@ -246,7 +274,9 @@ unsafe fn join(
         release(id);
     }
     let joined = Session::join(&options, &elastic)?;
-    let live = Live { epoch: None, session: Some(Box::new(joined)), kept: Kept::default(), change: None };
+    let session_of = Some(Box::new(joined));
+    let (parts, kept) = (Vec::new(), Kept::default());
+    let live = Live { epoch: None, parts, session: session_of, kept, change: None };
     *session = SESSIONS.keep(Joined { process: std::process::id(), live: Mutex::new(live) })?;
     Ok(())
 }
@@ -322,7 +352,8 @@ pub unsafe extern "C" fn pleachSessionJoin(
 /// Enters the newest epoch and begins the next step there. Stores the number of the step and the
 /// communicator of the epoch, whose ranks are its members. Calls on it that end because the members
 /// have changed return pleachRemoteError, and pleachCommGetFailure says pleachFailureChanged.
-/// pleachCommSplit, pleachPartialInit and pleachWindowInit do not work on it.
+/// pleachCommSplit, pleachPartialInit and pleachWindowInit do not work on it: pleachSessionSplit
+/// divides the members of each epoch.
 ///
 /// Ownership: `step` is NULL or points to a uint64_t; `comm` is NULL or points to a pleachComm_t.
 /// The communicator stays the session's. Steps of one epoch have one communicator. It ends when
@@ -352,6 +383,7 @@ pub unsafe extern "C" fn pleachSessionNext(
         call(session, |live| {
             let begun = live.expect_no_step()?.next();
             *step = begun.map_err(|error| live.failed(error))?;
+            live.note_change();
             *comm = live.communicator().inspect_err(|_| live.give_step_up())?;
             Ok(())
         })
@@ -453,8 +485,9 @@ pub unsafe extern "C" fn pleachSessionGetInfo(
         call(session, |live| {
             let session = live.session()?;
             let (step, epoch, seat) = (session.step(), session.epoch(), session.seat().0 as c_int);
+            let contributes = c_int::from(session.group().is_ok_and(|group| group.contributes()));
             // SAFETY: it is as long as its size says.
-            unsafe { *info = pleachSessionInfo_t { size, step, epoch, seat, reserved: 0 } };
+            unsafe { *info = pleachSessionInfo_t { size, step, epoch, seat, contributes } };
             Ok(())
         })
     })
@@ -514,6 +547,7 @@ pub extern "C" fn pleachSessionLeave(session: pleachSession_t) -> pleachResult_t
         call(session, |live| {
             live.session()?;
             live.epoch = None;
+            live.parts.clear();
             let session = live.session.take().ok_or_else(left)?;
             Ok(session.leave()?)
         })
@@ -523,7 +557,7 @@ pub extern "C" fn pleachSessionLeave(session: pleachSession_t) -> pleachResult_t
 /// Frees a session. Without pleachSessionLeave this is to the other members as the end of the
 /// process.
 ///
-/// Ownership: the handle, the communicator of the epoch, and the memory of buffers and states go
+/// Ownership: the handle, the communicators of the epoch, and the memory of buffers and states go
 /// back to the library, and the handle is invalid from now on. A call of another thread that is
 /// under way keeps them until the call has ended. Threads: any, also while another thread is in a
 /// call. Blocks: while the call of the epoch's communicator that is under way ends. It does not

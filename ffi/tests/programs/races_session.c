@@ -39,11 +39,12 @@ static void uses_window(void) {
     ANSWERED(pleachWindowPoll(shared_window, 0, arrived, NULL, &count));
 }
 
-static void uses_session(int number) {
+/* `split`: that of this thread, once it has one. */
+static void uses_session(int number, int *split) {
     pleachVerdict_t verdict = PLEACH_VERDICT_INITIALIZER;
     pleachSessionInfo_t info = PLEACH_SESSION_INFO_INITIALIZER;
     pleachMember_t members[1];
-    pleachComm_t epoch = NULL;
+    pleachComm_t epoch = NULL, part = NULL;
     uint64_t step;
     void *data = NULL;
     size_t count;
@@ -54,18 +55,21 @@ static void uses_session(int number) {
     snprintf(name, sizeof name, "%d", number);
     ANSWERED(pleachSessionState(shared_session, name, 4, pleachFloat32, &data));
     ANSWERED(pleachSessionGetState(shared_session, name, &data));
+    if (*split < 0) ANSWERED(pleachSessionSplit(shared_session, &number, 1, split));
     ANSWERED(pleachSessionNext(shared_session, &step, &epoch));
     ANSWERED(pleachBarrier(epoch, NULL));
+    ANSWERED(pleachSessionGetSplit(shared_session, *split, &part));
+    ANSWERED(pleachBarrier(part, NULL));
     ANSWERED(pleachSessionCommit(shared_session, number == 1, &verdict));
     ANSWERED(pleachSessionGetChange(shared_session, pleachChangeMembers, members, 1, &count));
     ANSWERED(pleachSessionAudit(shared_session));
 }
 
 static void *uses_all(void *context) {
-    int number = *(int *)context;
+    int number = *(int *)context, split = -1;
     while (!is_over) {
         uses_window();
-        uses_session(number);
+        uses_session(number, &split);
         if (number == 0) {
             pleachWindow_t window = NULL;
             ANSWERED(pleachWindowInit(&window, 4, pleachFloat32, 1, comm));

@@ -18,6 +18,8 @@ static pleachSession_t joined(const char *path, const char *fabric) {
     share_id(path, rank, &id);
     config.fabric = fabric;
     elastic.fewest = 2, elastic.most = 8, elastic.program = "session.c";
+    /* All ranks are there from the first step on, however slow the machine is. */
+    elastic.beginWaitMs = 60000;
     OK(pleachSessionJoin(&session, ranks, id, rank, &elastic, &config));
     CHECK(session != NULL);
     return session;
@@ -41,8 +43,21 @@ static void memory(pleachSession_t session, int64_t **sums, double **weights) {
     EXPECT(pleachInvalidArgument, pleachSessionFreeBuffer(session, other));
 }
 
+/* In the part of the seats that are even, or of those that are odd: the bits of its members. */
+static pleachResult_t part_of(pleachSession_t session, int split, int seat, int64_t bits) {
+    int64_t own = (int64_t)1 << seat, parity = seat % 2 ? 0xaa : 0x55;
+    pleachComm_t part = NULL, same = NULL;
+    pleachResult_t result;
+    OK(pleachSessionGetSplit(session, split, &part));
+    OK(pleachSessionGetSplit(session, split, &same));
+    CHECK(part != NULL && part == same);
+    result = RESULT(pleachAllReduce(&own, &own, 1, pleachInt64, pleachBitOr, part, NULL));
+    if (result == pleachSuccess) CHECK(own == (bits & parity));
+    return result;
+}
+
 /* A step: each member gives one bit and its seat + 1. Returns what became of the last call. */
-static pleachResult_t attempt(pleachComm_t comm, int seat, uint64_t step, int64_t *sums) {
+static pleachResult_t attempt(pleachSession_t session, int split, pleachComm_t comm, int seat, uint64_t step, int64_t *sums) {
     int64_t bits = (int64_t)1 << seat;
     int members, at;
     pleachResult_t result;
@@ -58,7 +73,7 @@ static pleachResult_t attempt(pleachComm_t comm, int seat, uint64_t step, int64_
     OK(pleachCommCount(comm, &members));
     CHECK(bits == sums[0]);
     for (at = 1; at < COUNT; ++at) CHECK(sums[at] == members * ((int64_t)step + 1));
-    return pleachSuccess;
+    return part_of(session, split, seat, bits);
 }
 
 /* The change names who was killed, and who goes on. */
@@ -86,16 +101,19 @@ int main(int argc, char **argv) {
     pleachVerdict_t verdict = PLEACH_VERDICT_INITIALIZER;
     pleachSessionInfo_t info = PLEACH_SESSION_INFO_INITIALIZER;
     pleachSession_t session;
-    pleachComm_t comm = NULL, former = NULL;
+    pleachComm_t comm = NULL, former = NULL, part = NULL;
     uint64_t step = 99;
     int64_t *sums, own = 0;
     double *weights, *held;
     size_t count;
-    int seat, retries = 0, at;
+    int seat, retries = 0, at, split = -1;
+    const int parities[8] = {0, 1, 0, 1, 0, 1, 0, 1};
     CHECK(argc == 5);
     rank = atoi(argv[1]), ranks = atoi(argv[2]);
     session = joined(argv[3], argv[4]);
     memory(session, &sums, &weights);
+    OK(pleachSessionSplit(session, parities, 8, &split));
+    CHECK(split == 0);
     OK(pleachSessionGetInfo(session, &info));
     CHECK(info.size == sizeof info && info.step == 0 && info.seat == rank);
     seat = info.seat;
@@ -108,12 +126,17 @@ int main(int argc, char **argv) {
         OK(pleachSessionNext(session, &step, &comm));
         CHECK(step == info.step && comm != NULL);
         if (former == NULL) former = comm;
-        outcome = attempt(comm, seat, step, sums);
+        outcome = attempt(session, split, comm, seat, step, sums);
         /* A step fails once on rank 0, by the program. */
         if (step == 2 && rank == 0 && retries == 0) outcome = -1;
         if (outcome == pleachRemoteError) {
             pleachFailure_t failure = PLEACH_FAILURE_INITIALIZER;
             OK(pleachCommGetFailure(comm, &failure));
+            if (failure.kind == pleachFailureNone) {
+                /* It was the call of the part. */
+                OK(pleachSessionGetSplit(session, split, &part));
+                OK(pleachCommGetFailure(part, &failure));
+            }
             CHECK(failure.kind == pleachFailureChanged);
         }
         /* What the program says of a step whose call has failed does not count. */

@@ -73,6 +73,9 @@ static void sessions(const char *path, int rank, int ranks) {
     session.free_buffer(session.buffer<char>(10));
     CHECK(session.state<double>("weights", 4) == session.state<double>("weights"));
     double *weights = session.state<double>("weights");
+    std::vector<int> colors(all, 1);
+    colors[0] = PLEACH_SPLIT_NOCOLOR;
+    const int others = session.split(colors);
     int retries = 0;
     while (session.step() < 5) {
         const auto verdict = session.attempt([&](const pleach::Communicator &epoch, std::uint64_t step) {
@@ -80,6 +83,10 @@ static void sessions(const char *path, int rank, int ranks) {
             std::fill_n(sums, 1000, 1.0f);
             if (step == 2 && retries == 0 && rank == 0) throw std::runtime_error("not yet");
             epoch.all_reduce(sums, 1000);
+            const pleachComm_t part = session.split_comm(others);
+            CHECK((part == nullptr) == (rank == 0));
+            int count = 0;
+            if (part != nullptr) CHECK(pleachCommCount(part, &count) == pleachSuccess && count == ranks - 1);
         });
         if (verdict.kind == pleachVerdictRetry) {
             ++retries;

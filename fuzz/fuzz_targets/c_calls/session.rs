@@ -7,6 +7,7 @@ use pleach_ffi::comm::pleachComm_t;
 use pleach_ffi::pleachResult_t;
 use pleach_ffi::session::change::*;
 use pleach_ffi::session::memory::*;
+use pleach_ffi::session::split::*;
 use pleach_ffi::session::*;
 use pleach_ffi::unique_id::{PLEACH_UNIQUE_ID_BYTES, pleachGetUniqueId, pleachUniqueId};
 use pleach_ffi::window::*;
@@ -74,7 +75,7 @@ pub(crate) unsafe fn session_call(
     handles: &mut Handles,
     comms: &mut Vec<pleachComm_t>,
 ) -> pleachResult_t {
-    let which = input.byte() % 16;
+    let which = input.byte() % 18;
     let session = input.handle(&handles.sessions);
     let names = [c"a", c"b", c"", c"\xff"];
     let name = names.get(usize::from(input.byte() % 5)).map_or(null(), |name| name.as_ptr());
@@ -133,6 +134,17 @@ pub(crate) unsafe fn session_call(
             }
             // Of signals that the process does not need.
             14 => pleachSessionLeaveOn(session, 10 + i32::from(input.byte() % 2) * 2),
+            15 => {
+                let (colours, mut split) = ([input.number(), input.number()], 0);
+                pleachSessionSplit(session, colours.as_ptr(), count % 3, &mut split)
+            }
+            16 => {
+                let result = pleachSessionGetSplit(session, input.number(), &mut comm);
+                if comms.len() < HANDLES_MAX {
+                    comms.push(comm);
+                }
+                result
+            }
             _ => match input.byte() % 3 {
                 0 => pleachSessionLeaveAfterStep(session),
                 1 => pleachSessionLeave(session),
