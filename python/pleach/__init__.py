@@ -54,7 +54,7 @@ from pleach._errors import (
     TooFewError,
 )
 from pleach._native import Endpoint, Group, Peer, Pending, PendingTensor, PremulSum, Registered, Trainer
-from pleach._session import Attempt, Change, Session, State, Verdict
+from pleach._session import Attempt, Change, Session, Split, State, Verdict
 
 if TYPE_CHECKING:
     from pleach._launch import RankError as RankError, launch as launch
@@ -92,6 +92,7 @@ __all__ = [
     "Registered",
     "Session",
     "SessionError",
+    "Split",
     "State",
     "StepError",
     "TensorAbortedError",

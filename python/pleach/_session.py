@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from pleach import _arrays, _native
-from pleach._errors import ArgumentError, ChangedError, LeftError, StepError
+from pleach._errors import ArgumentError, ChangedError, LeftError, SessionError, StepError
 
-__all__ = ["Attempt", "Change", "Session", "State", "Verdict"]
+__all__ = ["Attempt", "Change", "Session", "Split", "State", "Verdict"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Change:
     came: list[int]
     #: The members of the epoch that begins, by rank.
     members: list[int]
+    #: Messages that this process has sent to a seat, and the seat to this process, that were not received
+    #: when the epoch ended. Nobody receives them: no message crosses an epoch.
+    unreceived: dict[int, tuple[int, int]]
     #: All of this in words.
     text: str
 
@@ -49,10 +52,11 @@ def change(
     left: list[tuple[int, str]],
     came: list[int],
     members: list[int],
+    unreceived: list[tuple[int, tuple[int, int]]],
     text: str,
 ) -> Change:
     """A change; called by the native module."""
-    return Change(ended, epoch, step, dict(left), came, members, text)
+    return Change(ended, epoch, step, dict(left), came, members, dict(unreceived), text)
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,45 @@ class State:
 
         Take it anew after the first step has begun: who joins a running job has read the elements to
         another place. Change it after a step that is committed, as all members do, and before the next
-        one begins.
+        one begins. With heal="hidden" it waits for processes that read the states, as ``update``, and raises
+        SessionError where ``update`` changes nothing.
         """
-        return _arrays.over(self._native.memory(), self._shape, self._dtype)
+        memory = self._native.memory()
+        if memory is None:
+            raise SessionError(
+                f"the state {self.name!r} is not here yet: the members changed before this process had read it, "
+                "and it reads it before its next step; change states by State.update"
+            )
+        return _arrays.over(memory, self._shape, self._dtype)
+
+    def update(self, change: Callable[[Any], object]) -> None:
+        """Calls ``change(array)``, after a step that is committed, as all members do.
+
+        With heal="hidden" it waits for processes that have joined with that step and read the states. In one
+        that could not read them to the end, because the members have changed, it changes nothing: the process
+        reads what the others have changed.
+        """
+        memory = self._native.memory()
+        if memory is not None:
+            change(_arrays.over(memory, self._shape, self._dtype))
 
     def __repr__(self) -> str:
         return f"<pleach.State: {self.name}, {self._shape}>"
+
+
+class Split:
+    """A part of the members in each epoch; ``Session.split`` makes it."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self._number = number
+
+    @property
+    def group(self) -> _native.Group | None:
+        """The group of this process's part while a step is attempted. None if the process has no colour,
+        or another one reads the states during this step (heal="hidden").
+        """
+        return self._session._native.split_group(self._number)
 
 
 class Attempt:
@@ -142,16 +179,19 @@ class Session:
                 if attempt.verdict:                          # committed, on all members
                     weights.array[:] -= 0.1 * gradient
 
-    Where no job runs at the rendezvous address, the processes of the world meet and begin it. Where one
-    runs, its members take this process in at the end of a step.
+    Where no job runs at the rendezvous address, the processes of the world meet and begin it: all of
+    them, or ``fewest`` that have waited ``begin_wait`` seconds for the others. Where a job runs, its
+    members take this process in at the end of a step.
 
     fewest, most: steps are made by ``fewest`` members or more; there are at most ``most``. The same on all
     members, as are: suspect_after, seconds of silence after which a member is suspected, 2 by default;
     fewest_wait, seconds that too few members for a step wait for others, 60 by default; quorum_wait,
     seconds that too few members to agree wait for others, 20 by default; retries_max, how often a step
-    that cannot be done is repeated, 3 by default; program, a name of the program, that of the script by
+    that cannot be done is repeated, 3 by default; begin_wait, 10 by default; program, a name of the program, that of the script by
     default; heal_wait, seconds that members wait for a process that reads the states, 60 by default, and
-    suspect it then. The other arguments are those of ``pleach.join``.
+    suspect it then; heal, when a process that joins reads the states: "boundary", before its first step, for
+    which the members wait, by default, or "hidden", during its first step, in which it contributes nothing,
+    for steps that only reduce. The other arguments are those of ``pleach.join``.
 
     One thread uses it. ``with`` leaves the job at the end of the block; after an exception other than
     LeftError the process is out of it at once. Ctrl-C during a call that waits raises KeyboardInterrupt,
@@ -178,7 +218,9 @@ class Session:
         fewest_wait: float | None = None,
         quorum_wait: float | None = None,
         heal_wait: float | None = None,
+        begin_wait: float | None = None,
         retries_max: int | None = None,
+        heal: str | None = None,
         program: str | None = None,
     ) -> None:
         if program is None:
@@ -199,7 +241,9 @@ class Session:
             fewest_wait=fewest_wait,
             quorum_wait=quorum_wait,
             heal_wait=heal_wait,
+            begin_wait=begin_wait,
             retries_max=retries_max,
+            heal=heal,
         )
 
     @property
@@ -213,9 +257,31 @@ class Session:
         return self._native.seat
 
     @property
+    def seats(self) -> int:
+        """The number of seats: ``most``. Seats are numbers below it."""
+        return self._native.seats
+
+    @property
     def epoch(self) -> int:
         """The number of the newest epoch that this process knows."""
         return self._native.epoch
+
+    @property
+    def change(self) -> Change | None:
+        """The newest change of the members, also by a planned join or leave, which costs no retry. None if
+        there was none since this process has come.
+        """
+        newest: Change | None = self._native.change
+        return newest
+
+    def split(self, color: Callable[[int], int | None]) -> Split:
+        """Divides the members of each epoch, from the next step on: those for whose seats ``color(seat)``
+        gives the same number are a group, in the order of their seats; None is for none.
+
+        All members make the same splits between the same two steps, and a process that joins makes those
+        that the others have made, before its first step. ``color`` is called once for each seat, here.
+        """
+        return Split(self, self._native.split([color(seat) for seat in range(self._native.seats)]))
 
     def state(self, name: str, shape: int | Sequence[int], dtype: Any = None) -> State:
         """A state of the job: zeroed elements that are equal on all members.

@@ -324,6 +324,14 @@ impl Group {
         self.inner.info.name.world_size
     }
 
+    /// Whether this rank contributes. In a step of a session with heal="hidden" a process that
+    /// reads the states does not: the neutral element stands for its input, so it need not compute
+    /// that.
+    #[getter]
+    fn contributes(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.handle(py)?.contributes())
+    }
+
     /// The fabric: shm, tcp, shm+tcp, verbs or shm+verbs.
     #[getter]
     fn fabric(&self) -> Option<String> {

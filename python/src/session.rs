@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 
-use pleach_collectives::session::{Change, Reason, State as RustState};
+use pleach_collectives::session::{Change, Heal, Process, Reason, Split, State as RustState};
 use pleach_collectives::{
     CollectiveError, DataType, Elastic, Element, F8E4M3, F8E5M2, Session as RustSession, SessionError,
     Verdict, bf16, f16,
@@ -32,10 +32,19 @@ pub(crate) struct Session {
     seat: u32,
     /// The epoch in which a step was begun last, and its group. Dropped before the session.
     epoch: Mutex<Option<(u64, Py<Group>)>>,
+    /// By number. Dropped before the session.
+    splits: Mutex<Vec<Part>>,
     /// `None` when it is over.
     live: Mutex<Option<Box<RustSession>>>,
     /// Memory that the groups of all epochs know: its address and its length in bytes.
     buffers: Mutex<Vec<(usize, usize, Weak<RegisteredMemory>)>>,
+}
+
+/// A split of a session.
+struct Part {
+    split: Split,
+    /// The epoch in which the group of this process's part was asked for last, and that group.
+    group: Option<(u64, Py<Group>)>,
 }
 
 /// A state of a session. Its memory is elsewhere when this process has read it from the others.
@@ -55,7 +64,7 @@ pub(crate) struct StateMemory {
 
 /// A state, whatever its elements are.
 trait Elements: Send {
-    /// Where the elements are now.
+    /// Where the elements are now; null: they could not be read to the end.
     fn address(&mut self) -> *mut c_void;
 }
 
@@ -160,7 +169,9 @@ fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyAny
         change.left.iter().map(|(process, why)| (process.seat.0, reason(*why))).collect();
     let came: Vec<u32> = change.came.iter().map(|process| process.seat.0).collect();
     let members: Vec<u32> = change.members.iter().map(|process| process.seat.0).collect();
-    let fields = (change.from, change.epoch, change.step, left, came, members, change.to_string());
+    let lost = change.unreceived.iter().map(|lost| (lost.peer().seat.0, (lost.to(), lost.from())));
+    let lost: Vec<(u32, (u64, u64))> = lost.collect();
+    let fields = (change.from, change.epoch, change.step, left, came, members, lost, change.to_string());
     py.import("pleach._session")?.getattr("change")?.call1(fields)
 }
 
@@ -210,10 +221,11 @@ impl Session {
         made.ok_or_else(|| argument(py, "a step has begun; commit it first"))
     }
 
-    /// Ends the group that Python has of the last epoch.
+    /// Ends the groups that Python has of the last epoch.
     fn end_epoch(&self, py: Python<'_>) {
+        let parts: Vec<_> = lock(&self.splits).iter_mut().filter_map(|part| part.group.take()).collect();
         let ended = lock(&self.epoch).take();
-        if let Some((_, group)) = ended {
+        for (_, group) in parts.into_iter().chain(ended) {
             group.get().end_epoch(py);
         }
     }
@@ -261,7 +273,7 @@ impl Session {
     #[pyo3(signature = (fewest, most, *, program, rank=None, world_size=None, rendezvous=None,
                         secret_file=None, timeout=None, join_timeout=None, fabric=None,
                         reproducible=None, suspect_after=None, fewest_wait=None, quorum_wait=None,
-                        heal_wait=None, retries_max=None))]
+                        heal_wait=None, begin_wait=None, retries_max=None, heal=None))]
     fn new(
         py: Python<'_>,
         fewest: u32,
@@ -279,7 +291,9 @@ impl Session {
         fewest_wait: Option<f64>,
         quorum_wait: Option<f64>,
         heal_wait: Option<f64>,
+        begin_wait: Option<f64>,
         retries_max: Option<u32>,
+        heal: Option<&str>,
     ) -> PyResult<Self> {
         let world = crate::join::world(py, rank, world_size, rendezvous)?;
         let settings = Settings { secret_file, timeout, join_timeout, fabric, reproducible };
@@ -291,6 +305,7 @@ impl Session {
             ("fewest_wait", &mut elastic.fewest_wait, fewest_wait),
             ("quorum_wait", &mut elastic.quorum_wait, quorum_wait),
             ("heal_wait", &mut elastic.heal_wait, heal_wait),
+            ("begin_wait", &mut elastic.begin_wait, begin_wait),
         ] {
             if let Some(limit) = limit(py, name, seconds)? {
                 *time = limit;
@@ -299,6 +314,11 @@ impl Session {
         if let Some(times) = retries_max {
             elastic.retries_max = times;
         }
+        elastic.heal = match heal {
+            None | Some("boundary") => Heal::Boundary,
+            Some("hidden") => Heal::Hidden,
+            Some(other) => return Err(argument(py, format!("heal is {other:?}; take boundary or hidden"))),
+        };
         let joined = py.detach(|| RustSession::join(&options, &elastic));
         let mut session = joined.map_err(|error| exception(py, &error))?;
         session.interrupted_by(interrupted);
@@ -306,6 +326,7 @@ impl Session {
             process: std::process::id(),
             seat: session.seat().0,
             epoch: Mutex::default(),
+            splits: Mutex::default(),
             live: Mutex::new(Some(Box::new(session))),
             buffers: Mutex::default(),
         })
@@ -327,6 +348,50 @@ impl Session {
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
         self.call(py, |session| Ok(session.epoch()))
+    }
+
+    /// The newest change of the members; None: there was none since this process has come.
+    #[getter]
+    fn change<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let change = self.call(py, |session| Ok(session.change().cloned()))?;
+        change.map(|change| change_of(py, &change)).transpose()
+    }
+
+    /// Divides the members of each epoch by a colour for each seat. Returns the number of the
+    /// split.
+    fn split(&self, py: Python<'_>, colors: Vec<Option<u32>>) -> PyResult<usize> {
+        let of = move |member: Process| colors.get(member.seat.0 as usize).copied().flatten();
+        let made = self.between_steps(py, |session| Ok(session.split(of)))?;
+        let mut splits = lock(&self.splits);
+        splits.push(Part { split: made, group: None });
+        Ok(splits.len() - 1)
+    }
+
+    /// The number of seats.
+    #[getter]
+    fn seats(&self, py: Python<'_>) -> PyResult<u32> {
+        self.call(py, |session| Ok(session.seats()))
+    }
+
+    /// The group of this process's part in the step that has begun; None: it has no colour, or a
+    /// process reads the states during this step.
+    fn split_group(&self, py: Python<'_>, split: usize) -> PyResult<Option<Py<Group>>> {
+        let epoch = self.call(py, |session| match session.attempted_epoch() {
+            Some(epoch) => Ok(epoch),
+            None => Err(SessionError::NotBegun),
+        })?;
+        let mut splits = lock(&self.splits);
+        let Some(part) = splits.get_mut(split) else { return Err(argument(py, "no such split")) };
+        if let Some((known, group)) = &part.group
+            && *known == epoch
+            && !group.get().has_ended()
+        {
+            return Ok(Some(group.clone_ref(py)));
+        }
+        let Some(group) = part.split.group() else { return Ok(None) };
+        let group = Py::new(py, Group::new(group))?;
+        part.group = Some((epoch, group.clone_ref(py)));
+        Ok(Some(group))
     }
 
     /// Declares a state of ``count`` elements of a type of NumPy.
@@ -418,10 +483,12 @@ impl Session {
 
 #[pymethods]
 impl SessionState {
-    /// Where the elements are now.
-    fn memory(&self) -> StateMemory {
-        let address = lock(&self.elements).address().expose_provenance();
-        StateMemory { address, nbytes: self.nbytes, _keep: Arc::clone(&self.elements) }
+    /// Where the elements are now, when processes that read them behind a step have done so. None:
+    /// this process could not read them to the end.
+    fn memory(&self, py: Python<'_>) -> Option<StateMemory> {
+        let address = py.detach(|| lock(&self.elements).address().expose_provenance());
+        let memory = || StateMemory { address, nbytes: self.nbytes, _keep: Arc::clone(&self.elements) };
+        (address != 0).then(memory)
     }
 }
 

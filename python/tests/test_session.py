@@ -16,7 +16,8 @@ import pleach
 PROGRAM = """
     import os, signal, sys
     import numpy as np, pleach
-    with pleach.Session(1, 8, fabric="FABRIC", program="test", suspect_after=1.0) as session:
+    # All ranks are there from the first step on, however slow the machine is.
+    with pleach.Session(1, 8, fabric="FABRIC", program="test", suspect_after=1.0, begin_wait=60) as session:
         state = session.state("steps", (10, 100), "float64")
         sums = session.buffer((4, 1000), "int64")
         steps = 0
@@ -52,6 +53,58 @@ def of(steps, killed=(None, None), fabric="shm"):
     return program.replace("FABRIC", fabric)
 
 
+#: All ranks but the last one begin; the last one comes later and reads the state behind its first step.
+LATE = """
+    import os, pathlib, sys, time
+    import numpy as np, pleach
+    rank, late = int(os.environ["PLEACH_RANK"]), pathlib.Path("FOLDER/late")
+    while rank == 2 and not late.exists():
+        time.sleep(0.01)
+    session = pleach.Session(2, 4, fabric="FABRIC", program="late", begin_wait=0.02, heal="hidden")
+    assert session.seat == rank and session.seats == 4
+    state, flags = session.state("sum", 30000, "float64"), session.buffer(2, "int64")
+    own_part = session.split(lambda seat: seat % 2 if seat else None)
+    own, neutral, parts = 0, 0, 0
+    while True:
+        with next(session.steps(1 << 60)) as group:
+            flags[:] = [1 << rank, rank == 2 and own >= 5]
+            neutral += not group.contributes
+            group.all_reduce(flags)
+            part = own_part.group
+            if part is not None:
+                assert part is own_part.group and part.world_size == 1
+                parts += 1
+            if rank == 0 and own == 2:
+                group.send(np.ones(3), 1)  # Nobody receives it.
+        state.update(lambda array: np.add(array, flags[0], out=array))
+        own += 1
+        if rank == 0 and own == 3:
+            late.touch()
+        if flags[1]:
+            break
+    session.audit()
+    assert (state.array == state.array[0]).all()
+    assert (parts == 0) if rank == 0 else (parts >= 5), parts
+    change = session.change
+    if rank == 2:
+        assert change is None
+    else:
+        assert change.came == [2] and change.left == {} and change.members == [0, 1, 2], change
+        assert change.unreceived == {1 - rank: (1 - rank, rank)}, change
+    session.leave()
+    print("done", neutral, flush=True)
+"""
+
+
+@pytest.mark.parametrize("fabric", ["shm", "tcp"])
+def test_a_rank_that_comes_late_joins_and_reads_behind_its_first_step(ranks, tmp_path, fabric):
+    program = LATE.replace("FABRIC", fabric).replace("FOLDER", str(tmp_path))
+    job = ranks(3, program)
+    results = [job.finish(rank, timeout=60) for rank in range(3)]
+    outs = [out for _, out, _ in results]
+    assert outs == ["done 0\n", "done 0\n", "done 1\n"], results
+
+
 @pytest.mark.parametrize("fabric", ["shm", "tcp"])
 def test_the_others_go_on_when_a_member_is_killed(ranks, fabric):
     job = ranks(3, of(20, (2, 6), fabric))
@@ -71,7 +124,7 @@ def test_who_comes_later_has_the_state_and_costs_no_retry(ranks, tmp_path):
         import os, sys
         import numpy as np, pleach
         is_late = len(sys.argv) > 1
-        session = pleach.Session(1, 4, program="late")
+        session = pleach.Session(1, 4, program="late", begin_wait=60)
         state, own, retries = session.state("sum", 100000, "float32"), 0, 0
         enough = session.buffer(1, "int32")
         while True:
@@ -144,7 +197,7 @@ def test_ctrl_c_ends_a_call_that_waits_and_the_others_go_on(ranks, tmp_path, whe
         import numpy as np, pleach
         where, go_on = "WHERE", pathlib.Path("FOLDER/go-on")
         try:
-            with pleach.Session(2 if where == "next" else 1, 2, program="test") as session:
+            with pleach.Session(2 if where == "next" else 1, 2, program="test", begin_wait=60) as session:
                 seat = session.seat
                 assert session.attempt(lambda group, step: group.barrier())
                 if seat == 0 and where == "next":
@@ -182,7 +235,7 @@ def test_who_is_told_to_leave_leaves_at_the_end_of_a_step(ranks):
         import numpy as np, pleach
         retries, seat = 0, None
         try:
-            with pleach.Session(1, 3, program="test") as session:
+            with pleach.Session(1, 3, program="test", begin_wait=60) as session:
                 seat = session.seat
                 session.leave_on(signal.SIGTERM)
                 for attempt in session.steps(30):
