@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use pleach_collectives::session::{Elastic, Reason, Session};
+use pleach_collectives::session::{Elastic, Session};
 use pleach_collectives::{Options, Reproducible};
 use pleach_training::interpreter::digest;
 use pleach_training::{Learner, Sgd, Trainer};
@@ -53,10 +53,6 @@ fn member_process() {
         }
         step.update(|parameters, gradient| sgd.step(parameters, gradient), loss).expect("goes on");
     }
-    let change = trainer.session().and_then(Session::change).expect("a member was killed");
-    let (process, reason) = change.left[0];
-    assert_eq!((process.seat.0, change.left.len(), change.came.len()), (KILLED.0, 1, 0));
-    assert!(matches!(reason, Reason::Died | Reason::Unreachable), "{reason:?}");
     let trained = trainer.finish().expect("ends");
     let holds = trained.guarantee_held && trained.parameters_equal;
     println!("{MARK}{holds} {} {} {}", trained.ranks, trained.progress.steps, digest(&trained.parameters));
