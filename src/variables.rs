@@ -91,6 +91,11 @@ pub const VARIABLES: &[Variable] = &[
         "how many seconds ranks wait for each other when they join, 1 to 86400",
     ),
     variable(
+        "PLEACH_CONNECT",
+        "`on-use` from 16 ranks on",
+        "when pairs of ranks connect: `on-use`, when a call first needs them, or `at-join`, all of them; the same on all ranks",
+    ),
+    variable(
         "PLEACH_INTERFACE",
         "the interface towards the rendezvous",
         "the network interface (`eth2`) or the address (`10.0.0.5`) that other hosts reach this rank by",
@@ -167,7 +172,7 @@ pub const VARIABLES: &[Variable] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::rendezvous::DEFAULT_JOIN_TIMEOUT;
+    use crate::transport::rendezvous::{CONNECT_ON_USE_FROM, DEFAULT_JOIN_TIMEOUT};
     use crate::transport::verbs::STRIPE_BYTES;
 
     fn default_of(name: &str) -> &'static str {
@@ -177,6 +182,8 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_code() {
         assert_eq!(default_of("PLEACH_JOIN_TIMEOUT"), DEFAULT_JOIN_TIMEOUT.as_secs().to_string());
+        let on_use = format!("`on-use` from {CONNECT_ON_USE_FROM} ranks on");
+        assert_eq!(default_of("PLEACH_CONNECT"), on_use);
         assert_eq!(default_of("PLEACH_VERBS_STRIPE_BYTES"), STRIPE_BYTES.to_string());
     }
 

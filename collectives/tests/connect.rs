@@ -17,7 +17,7 @@ use pleach_transport::rendezvous::Fabric;
 const RANKS: u32 = 20;
 
 fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    ranks::with_group(fabric, ranks, |options| options.connect = Connect::OnUse, body)
+    ranks::with_group(fabric, ranks, |options| options.connect = Some(Connect::OnUse), body)
 }
 
 fn expect_sum(group: &Group, len: usize) {
@@ -53,8 +53,83 @@ fn calls_connect_what_they_need(fabric: Fabric) {
     });
 }
 
+/// Ranks 0 and 3, and 10 and 3, are no neighbours among 20, and have either end's number higher.
+fn a_message_goes_out_to_a_rank_that_is_in_no_call(fabric: Fabric) {
+    let sent = &Barrier::new(RANKS as usize);
+    with_group(fabric, RANKS, |group| {
+        match group.rank() {
+            0 | 10 => group.send(&[group.rank()], 3).expect("it is sent while rank 3 is in no call"),
+            _ => {}
+        }
+        sent.wait();
+        if group.rank() == 3 {
+            for from in [0, 10] {
+                let mut received = [77];
+                group.recv(&mut received, from).expect("it was sent");
+                assert_eq!(received, [from]);
+            }
+            assert_eq!(group.info().connections, 8 + 2);
+        }
+        group.barrier().expect("all are here");
+    });
+}
+
+/// Only rank 0 makes calls on windows of other ranks, which are in no call.
+fn a_window_of_a_rank_in_no_call_is_read_and_written(fabric: Fabric) {
+    let done = &Barrier::new(RANKS as usize);
+    with_group(fabric, RANKS, |group| {
+        let (rank, ranks) = (group.rank(), group.world_size());
+        let mut window = group.window::<u32>(2, 1).expect("all ask for the same");
+        window.publish(&[rank, rank + 1], Word::EMPTY).expect("a version");
+        group.barrier().expect("all are here");
+        if rank == 0 {
+            for peer in 1..ranks {
+                let mut read = [0; 2];
+                if peer % 2 == 0 {
+                    window.read(peer, 0..2, &mut read).expect("a read");
+                } else {
+                    let pending = window.start_read(peer, 0..2, vec![0; 2]).expect("a read begins");
+                    read.copy_from_slice(&pending.wait().expect("a read").2);
+                }
+                assert_eq!(read, [peer, peer + 1]);
+                window.write(peer, 0, &[peer + 7], Word::from(u64::from(peer))).expect("a write");
+            }
+        }
+        done.wait();
+        if rank > 0 {
+            let mut seen = Vec::new();
+            while seen.is_empty() {
+                window
+                    .wait(Duration::from_secs(60), |arrival| seen.push((arrival.from, arrival.data()[0])))
+                    .expect("the group works");
+            }
+            assert_eq!(seen, [(0, rank + 7)]);
+        }
+        group.barrier().expect("all are here");
+        window.close().expect("all are here");
+    });
+}
+
+/// Rank 3 is late: the others' rounds go on without it, and it takes part when it comes.
+fn rounds_go_on_without_a_late_rank(fabric: Fabric) {
+    let behind = &Barrier::new(RANKS as usize);
+    with_group(fabric, RANKS, |group| {
+        let rank = group.rank();
+        let mut rounds = group.partial::<u32>(1, Activation::quorum(RANKS - 1)).expect("alike on all ranks");
+        if rank != 3 {
+            for _ in 0..3 {
+                rounds.contribution()[0] = 1;
+                assert!(rounds.contribute().expect("a round").result()[0] >= RANKS - 1);
+            }
+        }
+        behind.wait();
+        rounds.finish().expect("all finish");
+        group.barrier().expect("all are here");
+    });
+}
+
 fn windows_and_partial_sums_work_as_in_other_groups(fabric: Fabric) {
-    with_group(fabric, 6, |group| {
+    with_group(fabric, RANKS, |group| {
         let (rank, ranks) = (group.rank(), group.world_size());
         let mut window = group.window::<u32>(2, 0).expect("all ask for the same");
         window.publish(&[rank, rank + 1], Word::EMPTY).expect("a version");
@@ -86,11 +161,12 @@ fn a_rank_that_left_and_one_that_is_late_are_named(fabric: Fabric) {
             return;
         }
         left.wait();
-        // Ranks 0 and 3 were never connected.
-        if rank == 0 {
+        // Rank 3 was never connected to ranks 0 and 10, of which one has a lower and one a higher
+        // number.
+        if [0, 10].contains(&rank) {
             let error = group.recv(&mut [0_u32], 3).expect_err("rank 3 has left");
             let CollectiveError::Failed(fault) = &error else { panic!("{error}") };
-            assert_eq!((fault.kind, fault.subject), (FaultKind::Left, 3), "{error}");
+            assert_eq!((fault.kind, fault.subject), (FaultKind::Left, 3), "rank {rank}: {error}");
         }
         // The others pass messages on until then.
         left.wait();
@@ -129,6 +205,21 @@ macro_rules! on_every_fabric {
             }
 
             #[test]
+            fn a_message_goes_out_to_a_rank_that_is_in_no_call() {
+                super::a_message_goes_out_to_a_rank_that_is_in_no_call($fabric);
+            }
+
+            #[test]
+            fn a_window_of_a_rank_in_no_call_is_read_and_written() {
+                super::a_window_of_a_rank_in_no_call_is_read_and_written($fabric);
+            }
+
+            #[test]
+            fn rounds_go_on_without_a_late_rank() {
+                super::rounds_go_on_without_a_late_rank($fabric);
+            }
+
+            #[test]
             fn a_rank_that_left_and_one_that_is_late_are_named() {
                 super::a_rank_that_left_and_one_that_is_late_are_named($fabric);
             }
@@ -148,7 +239,7 @@ fn ranks_that_connect_at_different_times_are_refused() {
             .map(|(connect, rank)| {
                 scope.spawn(move || {
                     let mut options = Options::new(ranks::world(rank, 2, &folder.0));
-                    options.connect = connect;
+                    options.connect = Some(connect);
                     Group::join(&options).expect_err("they differ").to_string()
                 })
             })

@@ -3,13 +3,16 @@
 //! A run asks for the connections of its plan's peers when it is accepted, and begins when these
 //! peers are ready ([`super::admission`]). The peers ask for the same pairs when they make the same
 //! call. A peer that is in another call learns from a query of the waiting rank that the pair is
-//! wanted ([`super::status_board`]), and connects at its next poll. So a run whose peer is in any
-//! call begins, and is then compared as if all pairs were connected. A peer that is in no call
-//! connects when it polls again: it is late, and the waiting rank says so at its deadline.
+//! wanted ([`super::status_board`]), and connects at its next poll. The status board has the thread
+//! of a group poll, so a peer that is in no call connects too. Then calls are compared, and short
+//! messages go out, as if all pairs were connected. A peer that does not answer is named at the
+//! deadline of the call that waits for the connection.
 //!
 //! **Invariant:** a pair is asked for once, whoever asks first.
 
-use pleach_transport::{Address, ConnectError, Device, PostError, Urgency};
+use std::collections::BTreeSet;
+
+use pleach_transport::{Address, ConnectError, Device, Nanos, PostError, Urgency};
 use pleach_vocabulary::Rank;
 
 use super::fault::FaultKind;
@@ -24,13 +27,15 @@ pub(crate) struct Connector {
     addresses: Vec<Address>,
     /// By rank, as `addresses`.
     requested: Vec<bool>,
+    /// Peers that wait for this rank and are not ready.
+    awaiting: BTreeSet<Rank>,
 }
 
 impl Connector {
     /// `addresses`: by rank; used where there is an overlay.
     pub(crate) fn new(overlay: Option<&Overlay>, addresses: Vec<Address>) -> Self {
         let requested = vec![false; addresses.len()];
-        Self { overlay: overlay.cloned(), addresses, requested }
+        Self { overlay: overlay.cloned(), addresses, requested, awaiting: BTreeSet::new() }
     }
 
     /// Asks for a pair, unless that was done before.
@@ -60,6 +65,53 @@ impl Context {
 }
 
 impl Engine {
+    /// Connects to the peers that have asked for this rank.
+    pub(crate) fn connect_to_wanted(&mut self) {
+        let wanted = self.board.take_wanted();
+        self.context.connector.awaiting.extend(&wanted);
+        self.connect_to(wanted);
+    }
+
+    /// Whether this rank has to poll though it is in no call: a peer waits for the connection to
+    /// it. A peer that is lost ends the group.
+    pub(crate) fn is_connecting(&mut self) -> bool {
+        let (scratch, queries) = (&self.context.scratch, &self.queries);
+        let awaiting = &mut self.context.connector.awaiting;
+        awaiting.retain(|peer| !scratch.has(*peer) && !queries.has_departed(*peer));
+        !awaiting.is_empty()
+    }
+
+    /// Whether this peer is ready.
+    pub(crate) fn has_peer(&self, peer: Rank) -> bool {
+        self.context.scratch.has(peer)
+    }
+
+    /// Whether all pairs are connected from the beginning.
+    pub(crate) fn has_all_pairs(&self) -> bool {
+        self.context.connector.overlay.is_none()
+    }
+
+    /// The first of these peers that is not ready.
+    pub(crate) fn first_not_reached(&self, peers: &[Rank]) -> Option<Rank> {
+        peers.iter().copied().find(|peer| !self.has_peer(*peer))
+    }
+
+    /// Asks for the connections to these peers that are not ready; whether all are. `asks`: these
+    /// peers are asked too, whatever they do.
+    pub(crate) fn reach(&mut self, peers: &[Rank], asks: bool, now: Nanos) -> bool {
+        if self.context.scratch.has_all(peers) {
+            return true;
+        }
+        self.connect_to(peers.iter().copied());
+        for peer in peers.iter().copied() {
+            if asks && !self.has_peer(peer) && self.works() {
+                self.ask_for_life(peer, now);
+                self.expect_present(peer, "connecting to it", now);
+            }
+        }
+        false
+    }
+
     /// Asks for the connections to these peers that are not ready. A connection that cannot be
     /// asked for ends the group.
     pub(crate) fn connect_to(&mut self, peers: impl IntoIterator<Item = Rank>) {

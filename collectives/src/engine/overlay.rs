@@ -11,7 +11,9 @@
 //! | queries and answers ([`super::queries`]) | who waits, to the awaited | direct, or routed over the overlay |
 //! | probes for deadlocks ([`super::deadlock`]) | who is blocked, to ranks that others named | the same |
 //! | that a rank has left | its bye to each | its bye to its peers; a query to it comes back ([`Message::Away`]) |
-//! | reads and writes of windows, words about rounds | each to each | these groups connect all pairs when they are joined |
+//! | reads and writes of windows | each to each | direct; the first one connects the pair |
+//! | that a round is open | rank 0, down a binomial tree | along links of the overlay |
+//! | that a rank is ready for a round | each to rank 0 | direct; these pairs connect when the rounds are made |
 //!
 //! The overlay has a link between any two ranks whose distance in the ring of ranks is a power of
 //! two, as the fingers of Chord (Stoica et al., SIGCOMM 2001, section 4.3) with both directions. A

@@ -299,6 +299,7 @@ impl Engine {
                 // The loss that caused this error has an event of its own. Transfers to a severed
                 // peer were given up at the sever.
                 Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
+                Event::PeerLost { peer, cause } if self.board.leaves_to_neighbours(peer, &cause) => {}
                 Event::PeerLost { peer, cause } => {
                     self.board.agreement().lose(peer);
                     let fault = self.fault_of_loss(peer, cause.kind(), cause.to_string(), None, now);
@@ -360,8 +361,7 @@ impl Engine {
             }
         }
         if self.failure.is_active() {
-            let wanted = self.board.take_wanted();
-            self.connect_to(wanted);
+            self.connect_to_wanted();
         }
         if self.board.has_failed() {
             self.begin_failing(now);

@@ -11,11 +11,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use pleach_transport::mutex::lock;
-use pleach_transport::{LossCause, PostError, Relay, Responder, Urgency};
+use pleach_transport::{LossCause, LossKind, PostError, Relay, Responder, Urgency};
 use pleach_vocabulary::Rank;
 
 use super::agreement::Agreement;
@@ -223,6 +223,8 @@ pub struct StatusBoard {
     /// Where pairs connect on first use: this rank's place among the pairs that are connected.
     overlay: Option<Overlay>,
     connections: Mutex<Connections>,
+    /// Has the engine polled, also while no caller does.
+    alarm: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What the board knows of pairs that connect on first use.
@@ -251,6 +253,7 @@ impl StatusBoard {
             epoch_end: None,
             overlay: None,
             connections: Mutex::default(),
+            alarm: OnceLock::new(),
         }
     }
 
@@ -277,9 +280,25 @@ impl StatusBoard {
         }
     }
 
+    /// Whether the neighbours of a peer say what has become of it: this rank was never connected to
+    /// the peer, and finds that nobody listens there. The peer may have left, which is no loss.
+    pub(crate) fn leaves_to_neighbours(&self, peer: Rank, cause: &LossCause) -> bool {
+        let Some(overlay) = &self.overlay else { return false };
+        let is_absence = matches!(cause.kind(), LossKind::ProcessEnded | LossKind::Closed | LossKind::Broken);
+        let was_connected =
+            overlay.neighbours().contains(&peer) || lock(&self.connections).known.contains(&peer);
+        is_absence && !was_connected
+    }
+
     /// Peers that wait for a connection to this rank, each once.
     pub(crate) fn take_wanted(&self) -> BTreeSet<Rank> {
         if self.relays() { std::mem::take(&mut lock(&self.connections).wanted) } else { BTreeSet::new() }
+    }
+
+    /// Has this called when a peer waits for a connection to this rank. The call has the engine
+    /// polled, soon and by another thread.
+    pub(crate) fn alarm_by(&self, alarm: impl Fn() + Send + Sync + 'static) {
+        assert!(self.alarm.set(Box::new(alarm)).is_ok(), "a board has one alarm");
     }
 
     /// Tells the neighbours this rank's claim, where that has changed.
@@ -325,11 +344,16 @@ impl StatusBoard {
             Message::Query { .. } => {
                 // The peer waits for this rank, so it waits for a connection too.
                 let mut connections = lock(&self.connections);
-                if !connections.known.contains(&from) {
+                let is_connected = connections.known.contains(&from);
+                if !is_connected {
                     connections.wanted.insert(from);
-                    self.has_unread.store(true, Ordering::Release);
                 }
                 drop(connections);
+                if !is_connected {
+                    self.set_unread();
+                    // Whenever the peer asks: at the first time there may have been no alarm yet.
+                    self.alarm.get().into_iter().for_each(|alarm| alarm());
+                }
                 self.handle(from, message)
             }
             Message::Probe { .. }
@@ -630,6 +654,9 @@ impl Responder for StatusBoard {
     }
 
     fn lost(&self, peer: Rank, cause: &LossCause) {
+        if self.leaves_to_neighbours(peer, cause) {
+            return;
+        }
         self.agreement().lose(peer);
         let fault = self.fault(FaultKind::Lost, peer, cause.to_string());
         self.propose(Fault { loss: Some(cause.kind()), ..fault });
@@ -653,5 +680,47 @@ mod tests {
         assert_eq!(records.record(1), Err(Comparison::Forgotten));
         assert_eq!(records.record(2).expect("one of the last four").signature, 102);
         assert_eq!(records.record(6), Err(Comparison::NotYet));
+    }
+
+    #[test]
+    fn a_peer_that_waits_for_a_connection_rings_whenever_it_asks_until_it_is_connected() {
+        let board = StatusBoard::on_use(0, 20);
+        let query = Message::Query { stream: Stream::Collectives, record: Record::nothing(0) }.encode();
+        let routed = Message::Routed { from: 3, to: 0, message: query }.encode();
+        let ask = || board.message_relaying(1, &routed, &mut |_, _, _| Ok(()));
+        // Before there is an alarm.
+        assert_eq!(ask(), None);
+        let rung = Arc::new(AtomicU64::new(0));
+        let alarm = rung.clone();
+        board.alarm_by(move || {
+            alarm.fetch_add(1, Ordering::Relaxed);
+        });
+        for times in 1..3 {
+            ask();
+            assert_eq!(rung.load(Ordering::Relaxed), times);
+        }
+        assert!(board.has_unread());
+        assert_eq!(board.take_wanted(), BTreeSet::from([3]));
+        board.note_connected(3);
+        ask();
+        assert_eq!((rung.load(Ordering::Relaxed), board.take_wanted().len()), (2, 0));
+    }
+
+    #[test]
+    fn nobody_at_the_address_of_a_rank_that_was_never_connected_is_no_loss() {
+        let absent = LossCause::ConnectionBroke(std::io::ErrorKind::ConnectionRefused);
+        let fails = |peer: Rank, was_connected: bool, cause: &LossCause| {
+            let board = StatusBoard::on_use(0, 20);
+            if was_connected {
+                board.note_connected(peer);
+            }
+            board.lost(peer, cause);
+            board.has_failed()
+        };
+        assert!(!fails(3, false, &absent), "its neighbours say whether it has left");
+        assert!(fails(3, true, &absent));
+        assert!(fails(4, false, &absent), "a neighbour is connected from the beginning");
+        let files = LossCause::Files { most: 16 };
+        assert!(fails(3, false, &files), "this rank cannot connect");
     }
 }

@@ -322,6 +322,11 @@ impl Driver {
         self.lock().engine.enable_fast_path(self.is_crowded());
     }
 
+    /// The status board of the engine.
+    pub(crate) fn board(&self) -> &StatusBoard {
+        &self.board
+    }
+
     /// What is known of the group's calls.
     pub(super) fn observed(&self) -> &Observed {
         &self.observed
@@ -499,7 +504,8 @@ impl Driver {
     /// Drives the engine until nothing is under way, and releases the lock for every call. For a
     /// thread that makes no calls, which is unparked when a caller has set `has_work` or `is_over`
     /// (release; acquire here: the thread finds what was started). Rounds of a partial all-reduce
-    /// are always under way, and so is a window whose peers need polls of this rank.
+    /// are always under way, and so are a window whose peers need polls of this rank and a
+    /// connection that a peer waits for.
     pub(super) fn carry_on(&self, has_work: &AtomicBool, is_over: &AtomicBool) {
         let _whole = NoUnwinding::new();
         let mut core = lock(&self.core);
@@ -509,7 +515,9 @@ impl Driver {
             let moved = core.poll(now);
             let serves = core.served.as_ref().is_some_and(Served::is_under_way);
             let engine = &mut core.engine;
-            if engine.failure().is_some() || (engine.is_idle() && engine.flush() && !serves) {
+            if engine.failure().is_some()
+                || (engine.is_idle() && engine.flush() && !serves && !engine.is_connecting())
+            {
                 return;
             }
             now = clock::now();

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use pleach_schedule::cost::Platform;
-use pleach_transport::rendezvous::{Fabric, Store};
+use pleach_transport::rendezvous::{Connect, Fabric, Store};
 use pleach_transport::{Device, Memory, Nanos, Slice, clock};
 use pleach_vocabulary::Rank;
 
@@ -120,7 +120,8 @@ pub(crate) fn session_settings(
     seats: u32,
     knobs: Vec<(String, String)>,
 ) -> pleach_transport::rendezvous::JoinOptions {
-    let mut settings = settings(options);
+    // All pairs of members are connected.
+    let mut settings = settings(&Options { connect: Some(Connect::AtJoin), ..options.clone() });
     // It depends on the number of ranks, which changes.
     settings.knobs.retain(|(name, _)| name != "signal slots");
     settings.knobs.extend(knobs);

@@ -40,6 +40,12 @@ pub enum GroupError {
     /// A peer was lost meanwhile.
     #[error("{0}")]
     Failed(Arc<Fault>),
+    /// The thread cannot be started that connects pairs on use.
+    #[error(
+        "no thread can be started for connections ({0}); raise the limit ('ulimit -u') or set Options::progress to \
+         Progress::WhenCalled"
+    )]
+    Thread(#[source] std::io::Error),
     /// The topology is one of other ranks.
     #[error(
         "the topology has {nodes} ranks, the group {ranks}; give that of the group's ranks, or leave it out"

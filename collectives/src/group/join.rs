@@ -118,7 +118,7 @@ pub(crate) fn meet(
 ) -> Result<(Joined, Arc<StatusBoard>), JoinError> {
     let world = &options.world;
     let (rank, ranks) = (world.rank, world.world_size);
-    if options.connect == Connect::OnUse && ranks > 1 && board.is_none() {
+    if connects(options) == Connect::OnUse && ranks > 1 && board.is_none() {
         let board = Arc::new(StatusBoard::on_use(rank, ranks));
         let joined = join_to_some(store, world, settings, board.clone(), &neighbours(rank, ranks))?;
         return Ok((joined, board));
@@ -129,6 +129,11 @@ pub(crate) fn meet(
         None => join(world, settings, board.clone())?,
     };
     Ok((joined, board))
+}
+
+/// When the pairs of the ranks connect.
+fn connects(options: &Options) -> Connect {
+    options.connect.unwrap_or_else(|| Connect::of_ranks(options.world.world_size))
 }
 
 /// Asks for the memory before the ranks meet, so that a rank without it reports that itself.
@@ -309,7 +314,7 @@ pub(super) fn settings(options: &Options) -> JoinOptions {
         // slots.
         knobs: vec![
             ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-            ("connect".to_owned(), options.connect.to_string()),
+            ("connect".to_owned(), connects(options).to_string()),
             ("algorithm".to_owned(), algorithm),
             ("tuning".to_owned(), options.tuning.knob()),
             ("signal slots".to_owned(), signal_slots.to_string()),

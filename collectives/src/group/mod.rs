@@ -79,12 +79,13 @@ pub use gpu::GpuBuffer;
 pub use info::GroupInfo;
 pub use join::JoinGroupError;
 pub use operation::Operation;
-pub use options::{Connect, Options};
+pub use options::Options;
 pub use partial::{GpuMemory, HostMemory, Partial, PartialError, RawPartial, RawRound, Round};
 pub(crate) use parts::Parts;
 pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
 pub use planner::{Planner, PlannerCache};
+pub use pleach_transport::rendezvous::Connect;
 pub use probe::ProbeError;
 pub use progress::Progress;
 pub use raw::{RawData, RawPair};
@@ -279,10 +280,7 @@ impl Group {
                 (carried.number, Some(InEpoch::whole(Arc::clone(carried.parts), world_size)))
             }
         };
-        let progress = match options.progress {
-            Progress::WhenCalled => None,
-            Progress::Thread => Some(ProgressThread::new(driver.clone(), number)),
-        };
+        let progress = ProgressThread::new(options.progress, &driver, number).map_err(GroupError::Thread)?;
         let shared = Arc::new(Shared {
             progress,
             driver,

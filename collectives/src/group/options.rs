@@ -1,6 +1,5 @@
 //! How a group is joined and how it behaves.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,36 +7,11 @@ use pleach_packing::topology::Topology;
 use pleach_schedule::generate::Algorithm;
 use pleach_schedule::tuning::TuningSource;
 use pleach_transport::Space;
-use pleach_transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
+use pleach_transport::rendezvous::{Connect, DEFAULT_JOIN_TIMEOUT, FabricChoice, World, WorldError};
 
 use super::progress::Progress;
 use crate::observe::Observe;
 use crate::reproducible::Reproducible;
-
-/// When the pairs of ranks of a group connect.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Connect {
-    /// All when the group is joined: `n - 1` connections a rank.
-    #[default]
-    AtJoin,
-    /// When the group is joined, those of ranks whose distance is a power of two, which are
-    /// `2 log2 n` a rank at most; others when a call first needs them, under its deadline.
-    ///
-    /// A first call waits until each rank that it needs polls: the rank is in a call, or enters
-    /// one. So a short message to a rank that is in no call is not sent before that. Windows and
-    /// partial all-reduces connect all pairs of a group of their own.
-    OnUse,
-}
-
-impl fmt::Display for Connect {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::AtJoin => "at join",
-            Self::OnUse => "on use",
-        })
-    }
-}
 
 /// How a group is joined and how it behaves.
 #[derive(Clone, Debug)]
@@ -47,8 +21,14 @@ pub struct Options {
     pub world: World,
     /// How bytes move; the same on all ranks. [`FabricChoice::Auto`] unless changed.
     pub fabric: FabricChoice,
-    /// When pairs of ranks connect; the same on all ranks. [`Connect::AtJoin`] unless changed.
-    pub connect: Connect,
+    /// When pairs of ranks connect; the same on all ranks. What the world says (`PLEACH_CONNECT`);
+    /// where that says nothing, [`Connect::OnUse`] in groups of 16 ranks or more. A group that is
+    /// split from this one has a number of ranks of its own.
+    ///
+    /// A pair that connects on use needs a poll at both ends. A rank that is in no call is polled
+    /// by the thread of its group, unless it has none ([`Progress::WhenCalled`]): then a first
+    /// message to the rank waits until the rank enters a call.
+    pub connect: Option<Connect>,
     /// Longest time to wait for the other ranks to come: what the world says
     /// (`PLEACH_JOIN_TIMEOUT`), or a minute.
     pub join_timeout: Duration,
@@ -101,9 +81,9 @@ impl Options {
     pub fn new(world: World) -> Self {
         Self {
             join_timeout: world.join_timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT),
+            connect: world.connect,
             world,
             fabric: FabricChoice::Auto,
-            connect: Connect::AtJoin,
             timeout: Duration::from_secs(60),
             close_timeout: Duration::from_secs(5),
             algorithm: None,

@@ -1,9 +1,11 @@
 //! A thread of the group that carries on what was started while the caller computes.
 //!
 //! The first call of a group that is started starts the thread: a group whose calls all block has
-//! none. The thread takes the engine only while something is under way, and steps back at once for
-//! a thread that makes a call, which drives everything itself. It stays back while that thread
-//! makes one call after the other. With nothing under way the thread is parked and costs nothing;
+//! none, unless its pairs connect on use. Then the thread also polls when a peer waits for a
+//! connection to this rank, which may be in no call. The thread takes the engine only while
+//! something is under way, and steps back at once for a thread that makes a call, which drives
+//! everything itself. It stays back while that thread makes one call after the other. With nothing
+//! under way the thread is parked and costs nothing;
 //! while peers are waited for it sleeps on the device's wake source. **Invariants:** a run that was
 //! started is driven until it ends, whatever else happens, unless the thread is stopped; and the
 //! thread is stopped, and gone, before its group is.
@@ -33,7 +35,7 @@ pub enum Progress {
     Thread,
 }
 
-/// The thread of a group, from the first call that needs it; dropping it ends it.
+/// The thread of a group, from the first use that needs it; dropping it ends it.
 pub(super) struct ProgressThread {
     wake_flag: Arc<WakeFlag>,
     driver: Arc<Driver>,
@@ -45,23 +47,37 @@ pub(super) struct ProgressThread {
 
 #[derive(Default)]
 struct WakeFlag {
-    /// Something was started. Release by who starts, acquire by the thread: it finds the run.
+    /// Something was started, or a peer waits for a connection. Release by who starts, acquire by
+    /// the thread: it finds the run.
     has_work: AtomicBool,
     /// Release by who stops the thread, acquire by the thread.
     is_over: AtomicBool,
 }
 
 impl ProgressThread {
-    /// Of the group with this number; nothing runs yet.
-    pub(super) fn new(driver: Arc<Driver>, number: u64) -> Self {
-        Self {
+    /// Of the group with this number, if it is to have one. Nothing runs yet, unless pairs connect
+    /// on use.
+    pub(super) fn new(
+        progress: Progress,
+        driver: &Arc<Driver>,
+        number: u64,
+    ) -> std::io::Result<Option<Self>> {
+        if progress == Progress::WhenCalled {
+            return Ok(None);
+        }
+        let progress = Self {
             wake_flag: Arc::default(),
-            driver,
+            driver: driver.clone(),
             // As long as the system shows names.
             name: format!("pleach-run-{}", number % 1000),
             thread: OnceLock::new(),
             starting: Mutex::new(()),
+        };
+        if progress.driver.board().relays() {
+            progress.begin()?;
+            progress.driver.board().alarm_by(progress.alarm());
         }
+        Ok(Some(progress))
     }
 
     /// Starts the thread where no call has done so yet. Before anything is put under way: an error
@@ -86,6 +102,16 @@ impl ProgressThread {
             && let Some(thread) = self.thread.get()
         {
             thread.thread().unpark();
+        }
+    }
+
+    /// What wakes the thread, which runs, from any thread: a peer waits for a connection.
+    fn alarm(&self) -> impl Fn() + Send + Sync + 'static {
+        let wake_flag = self.wake_flag.clone();
+        let thread = self.thread.get().map(|thread| thread.thread().clone());
+        move || {
+            wake_flag.has_work.store(true, Ordering::Release);
+            thread.iter().for_each(thread::Thread::unpark);
         }
     }
 

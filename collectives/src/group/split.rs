@@ -16,7 +16,7 @@ use pleach_transport::rendezvous::{JoinError, PrefixStore, Store, World};
 use pleach_vocabulary::Rank;
 
 use super::join::{expect_memory, meet, settings};
-use super::{CollectiveError, Connect, Group, JoinGroupError, Options, Origin};
+use super::{CollectiveError, Group, JoinGroupError, Options, Origin};
 use crate::observe::{Observe, Part};
 
 /// Sets the calls of a split apart from a caller's own all-gather.
@@ -135,17 +135,10 @@ impl Group {
         Ok(self.split_in(Some(0), self.rank(), &options, 0)?.expect("this rank named a colour"))
     }
 
-    /// A new group of the same ranks in the same order, in which all pairs are connected.
-    pub(crate) fn with_all_pairs(&self) -> Result<Self, SplitError> {
-        self.with_signal_slots(0)
-    }
-
-    /// A new group of the same ranks in the same order, in which all pairs are connected, and whose
-    /// device has so many signal slots for each peer behind those of the group's calls: the same
-    /// number on all ranks.
+    /// A new group of the same ranks in the same order, whose device has so many signal slots for
+    /// each peer behind those of the group's calls: the same number on all ranks.
     pub(crate) fn with_signal_slots(&self, further: usize) -> Result<Self, SplitError> {
-        let options = Options { connect: Connect::AtJoin, ..self.shared.options.clone() };
-        let own = self.split_in(Some(0), self.rank(), &options, further)?;
+        let own = self.split_in(Some(0), self.rank(), &self.shared.options, further)?;
         Ok(own.expect("this rank named a colour"))
     }
 

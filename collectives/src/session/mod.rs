@@ -847,7 +847,7 @@ impl Drop for Session {
 /// Refuses what groups of epochs cannot do, rather than to do without it.
 fn expect_supported(options: &Options, elastic: &Elastic) -> Result<(), SessionError> {
     let unsupported = |option, remedy| Err(SessionError::Unsupported { option, remedy });
-    if options.connect != Connect::AtJoin {
+    if options.connect == Some(Connect::OnUse) {
         return unsupported("Options::connect other than at join", "leave it as it is");
     }
     if options.space != Space::Host {

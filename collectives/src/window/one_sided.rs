@@ -29,6 +29,8 @@ pub(crate) struct PeerMemory {
     /// Whether this rank still tries to map them: what a peer has registered becomes known to this
     /// rank a moment later.
     must_map: bool,
+    /// Whether the pair is connected, and this rank has tried to map them.
+    is_met: bool,
 }
 
 /// The registered memory of a window at one rank.
@@ -87,8 +89,9 @@ impl OneSided {
             .map(|(peer, [published, written])| {
                 let (published, written) = (*published, *written);
                 let view = (peer == rank).then(|| View::Own(own.published.clone()));
-                let must_map = peer != rank && engine.device().info().reach[peer as usize].maps;
-                PeerMemory { published, written, view, slots: Vec::new(), must_map }
+                let is_met = peer == rank || engine.has_all_pairs() || engine.has_peer(peer);
+                let must_map = is_met && peer != rank && maps(engine, peer);
+                PeerMemory { published, written, view, slots: Vec::new(), must_map, is_met }
             })
             .collect();
         let info = engine.device().info();
@@ -158,6 +161,16 @@ impl OneSided {
         self.peers.iter().all(|peer| peer.view.is_some())
     }
 
+    /// Whether this rank may use a peer's memory: the pair is connected, and what can be mapped is
+    /// mapped. Begins to map it where that was not begun.
+    pub(crate) fn reaches(&mut self, engine: &mut Engine, peer: Rank) -> bool {
+        let memory = &mut self.peers[peer as usize];
+        if !memory.is_met && engine.has_peer(peer) {
+            (memory.is_met, memory.must_map) = (true, maps(engine, peer));
+        }
+        memory.is_met && !memory.must_map
+    }
+
     /// Maps memory of peers that has become known; true when anything moved.
     fn map_peers(&mut self, engine: &mut Engine, now: Nanos) -> bool {
         let mut moved = false;
@@ -215,6 +228,11 @@ impl OneSided {
         // A transfer may end as soon as it is submitted.
         moved || engine.has_ended_transfers()
     }
+}
+
+/// Whether a peer's memory can be mapped.
+fn maps(engine: &mut Engine, peer: Rank) -> bool {
+    engine.device().info().reach[peer as usize].maps
 }
 
 /// Maps what a peer publishes, and this rank's slots there.

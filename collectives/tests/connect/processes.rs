@@ -3,19 +3,23 @@
 //! A test starts this program again for each rank, with the test that a rank carries out.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::ranks;
+use pleach_collectives::engine::Fault;
 use pleach_collectives::{CollectiveError, Connect, Group, Options, ReduceOp};
 use pleach_schedule::Algorithm;
 use pleach_transport::clock;
-use pleach_transport::rendezvous::{Fabric, FabricChoice};
+use pleach_transport::rendezvous::{Fabric, FabricChoice, Rendezvous};
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 /// Longest time for anything on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How a process knows which rank it is: rank, ranks, fabric, when pairs connect, folder.
+/// How a process knows which rank it is: rank, ranks, fabric, when pairs connect, port where the
+/// ranks meet.
 const PLACE: &str = "RANK_OF_TEST";
 
 /// One rank of a test of this file: joins, adds, tells what it took and then does as it is told.
@@ -24,11 +28,22 @@ const PLACE: &str = "RANK_OF_TEST";
 fn rank() {
     let Ok(place) = std::env::var(PLACE) else { return };
     let words: Vec<&str> = place.split(' ').collect();
-    let [rank, ranks, fabric, connect, folder] = words[..] else { panic!("{place}") };
+    let [rank, ranks, fabric, connect, port] = words[..] else { panic!("{place}") };
     let (rank, ranks): (u32, u32) = (rank.parse().expect("a number"), ranks.parse().expect("a number"));
-    let mut options = Options::new(ranks::world(rank, ranks, folder.as_ref()));
-    options.fabric = FabricChoice::Only(if fabric == "tcp" { Fabric::Tcp } else { Fabric::Shm });
-    options.connect = if connect == "use" { Connect::OnUse } else { Connect::AtJoin };
+    let mut options = Options::new(ranks::world(rank, ranks, "".as_ref()));
+    let port = port.parse().expect("a number");
+    options.world.rendezvous = Some(Rendezvous::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port });
+    options.fabric = FabricChoice::Only(match fabric {
+        "tcp" => Fabric::Tcp,
+        "hybrid" => Fabric::Hybrid,
+        _ => Fabric::Shm,
+    });
+    options.world.host = (fabric == "hybrid").then(|| format!("host-{}", rank % 2));
+    options.connect = match connect {
+        "use" => Some(Connect::OnUse),
+        "join" => Some(Connect::AtJoin),
+        _ => None,
+    };
     (options.timeout, options.join_timeout) = (PATIENCE, PATIENCE);
     let begun = clock::now();
     let group = Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
@@ -45,28 +60,45 @@ fn rank() {
         added.as_millis(),
         group.info().connections
     );
-    let mut word = String::new();
-    std::io::stdin().read_line(&mut word).expect("the test says what to do");
-    match word.trim() {
-        "call" => {
-            let error = group.barrier().expect_err("a rank is gone");
-            let CollectiveError::Failed(fault) = error else { panic!("{error}") };
-            println!("\nFAULT {} {fault}", fault.subject);
+    let mut words = String::new();
+    std::io::stdin().read_line(&mut words).expect("the test says what to do");
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let target = || words[1].parse::<u32>().expect("a rank");
+    let error = match words[0] {
+        "call" => group.barrier().expect_err("the group fails"),
+        "leave" => return group.barrier().expect("all are here"),
+        "send" => {
+            let group = group.within(Duration::from_millis(words[2].parse().expect("a number")));
+            println!("\nSENDS");
+            group.send(&[rank], target()).expect_err("the group fails")
         }
-        "leave" => group.barrier().expect("all are here"),
+        "abort" => std::thread::scope(|scope| {
+            let call = scope.spawn(|| group.send(&[rank], target()).expect_err("the group is aborted"));
+            // Most often it connects by then.
+            std::thread::park_timeout(Duration::from_millis(100));
+            group.abort();
+            call.join().expect("no panic")
+        }),
         word => panic!("'{word}'"),
-    }
+    };
+    let CollectiveError::Failed(fault) = error else { panic!("{error}") };
+    // Not the call in which this rank was told, which is its own.
+    let Fault { subject, kind, found_by, detail, waited, .. } = &*fault;
+    println!("\nFAULT {subject} {kind:?} by {found_by} after {waited:?}: {detail}");
 }
 
 struct Processes(Vec<(Child, BufReader<std::process::ChildStdout>)>);
 
 impl Processes {
-    fn start(ranks: u32, fabric: &str, connect: &str, folder: &ranks::Folder) -> Self {
+    fn start(ranks: u32, fabric: &str, connect: &str) -> Self {
+        // Free again when the listener is dropped, and given to nobody else soon.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let port = port.expect("there is a port").port();
         let program = std::env::current_exe().expect("this program");
         let processes = (0..ranks).map(|rank| {
             let mut child = Command::new(&program)
                 .args(["--exact", "processes::rank", "--ignored", "--nocapture", "--test-threads", "1"])
-                .env(PLACE, format!("{rank} {ranks} {fabric} {connect} {}", folder.0.display()))
+                .env(PLACE, format!("{rank} {ranks} {fabric} {connect} {port}"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -95,6 +127,31 @@ impl Processes {
         writeln!(input, "{word}").expect("it reads");
     }
 
+    fn signal(&self, rank: usize, signal: Signal) {
+        let process = Pid::from_child(&self.0[rank].0);
+        rustix::process::kill_process(process, signal).expect("it runs");
+    }
+
+    /// Stops a rank, all of its threads.
+    fn stop(&self, rank: usize) {
+        self.signal(rank, Signal::STOP);
+        let process = Pid::from_child(&self.0[rank].0);
+        let (_, status) =
+            waitpid(Some(process), WaitOptions::UNTRACED).expect("it is a child").expect("it waits");
+        assert!(status.stopped(), "rank {rank}: {status:?}");
+    }
+
+    /// All of these ranks say that this one is the cause, in the same words; what the first says.
+    fn expect_fault(&mut self, ranks: impl IntoIterator<Item = usize>, subject: usize) -> Vec<String> {
+        let mut first = None;
+        for rank in ranks {
+            let fault = self.line(rank, "FAULT ");
+            assert_eq!(fault[0], subject.to_string(), "rank {rank}: {fault:?}");
+            assert_eq!(&fault, first.get_or_insert_with(|| fault.clone()), "the survivors agree");
+        }
+        first.expect("there are ranks")
+    }
+
     fn end(mut self) {
         for (rank, (child, output)) in self.0.iter_mut().enumerate() {
             output.read_to_string(&mut String::new()).expect("its output");
@@ -113,10 +170,10 @@ impl Drop for Processes {
     }
 }
 
-/// Joins, adds and leaves; prints what the slowest rank took, in milliseconds.
-fn join(ranks: u32, fabric: &str, connect: &str) {
-    let folder = ranks::Folder::new();
-    let mut processes = Processes::start(ranks, fabric, connect, &folder);
+/// Joins, adds and leaves. Gives what the slowest rank took for joining and for the first sum, in
+/// milliseconds, and the most connections after either.
+fn join(ranks: u32, fabric: &str, connect: &str) -> [u64; 4] {
+    let mut processes = Processes::start(ranks, fabric, connect);
     let mut most = [0_u64; 4];
     for rank in 0..ranks as usize {
         let words = processes.line(rank, "JOINED ");
@@ -128,47 +185,57 @@ fn join(ranks: u32, fabric: &str, connect: &str) {
     println!(
         "{ranks} processes over {fabric}, connected at {connect}: joined in {joined} ms with {begun} connections a rank, first all-reduce in {added} ms with {connected}"
     );
-    if connect == "use" {
+    if connect != "join" {
         assert!(connected <= u64::from(4 * ranks.ilog2()), "{connected} connections");
     }
     (0..ranks as usize).for_each(|rank| processes.tell(rank, "leave"));
     processes.end();
+    most
 }
 
 #[test]
 fn many_processes_join_and_add_over_tcp() {
-    join(64, "tcp", "use");
+    join(64, "tcp", "default");
 }
 
 #[test]
 fn many_processes_join_and_add_over_shared_memory() {
-    join(32, "shm", "use");
+    join(32, "shm", "default");
 }
 
-/// Beside each other, for the table of the release.
+/// Beside each other, for the tables of `docs/scale.md`.
 #[test]
 #[ignore = "measures, by hand"]
 fn joins_of_both_kinds() {
-    for _ in 0..2 {
-        for fabric in ["tcp", "shm"] {
-            for connect in ["join", "use"] {
-                join(64, fabric, connect);
+    const TIMES: usize = 3;
+    for (ranks, fabric) in [(16, "tcp"), (16, "shm"), (64, "tcp"), (64, "shm")] {
+        let mut found = [const { Vec::new() }; 2];
+        for _ in 0..TIMES {
+            for (found, connect) in found.iter_mut().zip(["join", "use"]) {
+                found.push(join(ranks, fabric, connect));
             }
+        }
+        for (found, connect) in found.into_iter().zip(["at join", "on use"]) {
+            let medians: [u64; 4] = std::array::from_fn(|column| {
+                let mut column: Vec<u64> = found.iter().map(|row: &[u64; 4]| row[column]).collect();
+                column.sort_unstable();
+                column[TIMES / 2]
+            });
+            println!("{ranks} over {fabric}, {connect}: the medians of {TIMES} are {medians:?}");
         }
     }
 }
 
 #[test]
-#[ignore = "128 processes, by hand"]
-fn a_hundred_and_twenty_eight_processes_join_and_add() {
-    join(128, "tcp", "use");
+#[ignore = "256 processes: a step of .ci/run of its own"]
+fn two_hundred_and_fifty_six_processes_join_and_add() {
+    join(256, "tcp", "default");
 }
 
 fn a_killed_process_is_known_everywhere(fabric: &str) {
     const RANKS: u32 = 20;
     const KILLED: usize = 11;
-    let folder = ranks::Folder::new();
-    let mut processes = Processes::start(RANKS, fabric, "use", &folder);
+    let mut processes = Processes::start(RANKS, fabric, "use");
     for rank in 0..RANKS as usize {
         processes.line(rank, "JOINED ");
     }
@@ -179,11 +246,7 @@ fn a_killed_process_is_known_everywhere(fabric: &str) {
     for rank in &others {
         processes.tell(*rank, "call");
     }
-    let faults: Vec<Vec<String>> = others.iter().map(|rank| processes.line(*rank, "FAULT ")).collect();
-    for fault in &faults {
-        assert_eq!(fault[0], KILLED.to_string(), "{fault:?}");
-        assert_eq!(fault, &faults[0], "the survivors agree");
-    }
+    processes.expect_fault(others, KILLED);
     let _ = processes.0.remove(KILLED);
     processes.end();
 }
@@ -197,3 +260,90 @@ fn a_killed_process_is_known_everywhere_over_tcp() {
 fn a_killed_process_is_known_everywhere_over_shared_memory() {
     a_killed_process_is_known_everywhere("shm");
 }
+
+/// Rank 3 of 20, which is no neighbour of ranks 0 and 10, is stopped, so it connects to nobody.
+/// Each of the two sends it a message. `then` is called when they do.
+fn while_two_ranks_connect_to_a_stopped_one(
+    fabric: &str,
+    words: [&str; 2],
+    then: impl FnOnce(&mut Processes),
+) -> (Processes, Vec<usize>) {
+    const RANKS: usize = 20;
+    let mut processes = Processes::start(RANKS as u32, fabric, "default");
+    for rank in 0..RANKS {
+        processes.line(rank, "JOINED ");
+    }
+    processes.stop(STOPPED);
+    let others: Vec<usize> = (0..RANKS).filter(|rank| *rank != STOPPED).collect();
+    for rank in &others {
+        match rank {
+            0 => processes.tell(0, words[0]),
+            10 => processes.tell(10, words[1]),
+            rank => processes.tell(*rank, "call"),
+        }
+    }
+    then(&mut processes);
+    (processes, others)
+}
+
+const STOPPED: usize = 3;
+
+fn a_peer_that_is_killed_while_ranks_connect_to_it_is_known_everywhere(fabric: &str) {
+    let kill = |processes: &mut Processes| {
+        for rank in [0, 10] {
+            processes.line(rank, "SENDS");
+        }
+        processes.signal(STOPPED, Signal::KILL);
+    };
+    let words = ["send 3 120000"; 2];
+    let (mut processes, others) = while_two_ranks_connect_to_a_stopped_one(fabric, words, kill);
+    let fault = processes.expect_fault(others, STOPPED);
+    assert_eq!(fault[1], "Lost", "{fault:?}");
+    let _ = processes.0.remove(STOPPED);
+    processes.end();
+}
+
+fn a_peer_that_does_not_connect_is_named_at_the_deadline_of_the_call(fabric: &str) {
+    let words = ["send 3 1000", "call"];
+    let (mut processes, others) = while_two_ranks_connect_to_a_stopped_one(fabric, words, |_| ());
+    let fault = processes.expect_fault(others, STOPPED);
+    assert_eq!(fault[1], "TimedOut", "{fault:?}");
+    // It was severed, and finds that out when it goes on.
+    processes.signal(STOPPED, Signal::CONT);
+    processes.tell(STOPPED, "call");
+    processes.line(STOPPED, "FAULT ");
+    processes.end();
+}
+
+fn an_abort_ends_a_call_that_connects(fabric: &str) {
+    let words = ["abort 3", "send 3 120000"];
+    let (mut processes, others) = while_two_ranks_connect_to_a_stopped_one(fabric, words, |_| ());
+    let fault = processes.expect_fault(others, 0);
+    assert_eq!(fault[1], "Aborted", "{fault:?}");
+    processes.signal(STOPPED, Signal::CONT);
+    processes.tell(STOPPED, "call");
+    processes.line(STOPPED, "FAULT ");
+    processes.end();
+}
+
+macro_rules! on_every_fabric {
+    ($($fabric:ident),*) => {
+        $(mod $fabric {
+            #[test]
+            fn a_peer_that_is_killed_while_ranks_connect_to_it_is_known_everywhere() {
+                super::a_peer_that_is_killed_while_ranks_connect_to_it_is_known_everywhere(stringify!($fabric));
+            }
+
+            #[test]
+            fn a_peer_that_does_not_connect_is_named_at_the_deadline_of_the_call() {
+                super::a_peer_that_does_not_connect_is_named_at_the_deadline_of_the_call(stringify!($fabric));
+            }
+
+            #[test]
+            fn an_abort_ends_a_call_that_connects() {
+                super::an_abort_ends_a_call_that_connects(stringify!($fabric));
+            }
+        })*
+    };
+}
+on_every_fabric!(shm, tcp, hybrid);

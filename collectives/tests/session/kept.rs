@@ -122,6 +122,6 @@ fn options_that_sessions_do_not_take_are_refused() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(refused(|options| options.connect = Connect::OnUse).contains("connect"));
+    assert!(refused(|options| options.connect = Some(Connect::OnUse)).contains("connect"));
     assert!(refused(|options| options.space = Space::Gpu { ordinal: 0 }).contains("space"));
 }

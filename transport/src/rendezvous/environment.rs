@@ -4,7 +4,8 @@
 //! process. Rank and world size come together from the first of: arguments, `PLEACH_*`, torchrun,
 //! Open MPI, Hydra, srun. Rendezvous, secret, host name and interface come from arguments or
 //! `PLEACH_*` whatever the source of the rank, and only without those from the launcher.
-//! `PLEACH_JOIN_TIMEOUT` is the number of seconds that ranks wait for each other.
+//! `PLEACH_JOIN_TIMEOUT` is the number of seconds that ranks wait for each other, `PLEACH_CONNECT`
+//! when their pairs connect.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::world::{Launcher, Rendezvous, RendezvousError, World};
+use super::world::{Connect, Launcher, Rendezvous, RendezvousError, World};
 use crate::auth::{Secret, SecretError};
 
 /// Largest world.
@@ -99,6 +100,18 @@ pub enum WorldError {
         /// The number of ranks.
         world_size: u32,
     },
+    /// A word that is not one of two.
+    #[error("bad value: {variable}='{value}'; set {first} or {second}")]
+    Word {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// One of the values that it takes.
+        first: Connect,
+        /// The other one.
+        second: Connect,
+    },
     /// A malformed rendezvous address.
     #[error("{source} ({variable})")]
     Rendezvous {
@@ -180,6 +193,7 @@ pub fn parse(
         host,
         interface,
         join_timeout,
+        connect: reader.connect("PLEACH_CONNECT")?,
         launcher,
     };
     Ok(Some(ParsedWorld { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))
@@ -393,6 +407,15 @@ impl<'a> Reader<'a> {
     /// The value of a variable that is not empty.
     fn text(&self, name: &str) -> Option<&'a str> {
         self.variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    fn connect(&self, variable: &'static str) -> Result<Option<Connect>, WorldError> {
+        let Some(text) = self.text(variable) else { return Ok(None) };
+        let [first, second] = [Connect::OnUse, Connect::AtJoin];
+        match [first, second].into_iter().find(|connect| text == connect.to_string()) {
+            None => Err(WorldError::Word { variable, value: text.to_owned(), first, second }),
+            connect => Ok(connect),
+        }
     }
 
     fn number(&self, variable: &'static str, min: u32, max: u32) -> Result<Option<u32>, WorldError> {

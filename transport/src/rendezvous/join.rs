@@ -490,25 +490,29 @@ impl<'a> JoinProtocol<'a> {
     }
 
     /// Finds the ranks of each host, from this rank's probes of the ranks below it and from the
-    /// lines of all others.
+    /// lines of all others. Where not all pairs are connected a rank ends with the first neighbour
+    /// that it finds: neighbours of one rank are neighbours.
     fn probe_neighbours(&mut self, records: &[RankRecord]) -> Result<Hosts, JoinError> {
         let place = self.place(self.world.rank);
         let own = &records[place];
-        let line: String = records[..place]
-            .iter()
-            .map(|record| match &record.probe_listener {
+        let mut line = String::new();
+        for record in records[..place].iter().rev() {
+            let outcome = match &record.probe_listener {
                 _ if record.host != own.host => ProbeOutcome::Named,
                 Some(probe_listener) => probe(probe_listener, self.deadline),
                 None => ProbeOutcome::NotFound,
-            })
-            .map(char::from)
-            .collect();
+            };
+            line.push(outcome.into());
+            if self.only.is_some() && outcome == ProbeOutcome::Neighbours {
+                break;
+            }
+        }
         // A store does not distinguish an empty value from none.
         let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;
         let found = lines.iter().enumerate().map(|(place, line)| {
             let rank = self.ranks[place];
             let found: Option<Vec<_>> = line.chars().skip(1).map(ProbeOutcome::from_letter).collect();
-            found.filter(|found| found.len() == place).ok_or(JoinError::Unreadable { rank })
+            found.filter(|found| found.len() <= place).ok_or(JoinError::Unreadable { rank })
         });
         Ok(Hosts::new(&found.collect::<Result<Vec<_>, _>>()?))
     }

@@ -50,7 +50,7 @@ pub use seats::{
     Arrival, Founding, MemberAddresses, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive, ask,
 };
 pub use tcp::TcpStore;
-pub use world::{Launcher, Place, Rendezvous, RendezvousError, World};
+pub use world::{CONNECT_ON_USE_FROM, Connect, Launcher, Place, Rendezvous, RendezvousError, World};
 
 /// Decodes bytes with every decoder of the rendezvous: for fuzzing.
 ///

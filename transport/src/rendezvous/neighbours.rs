@@ -5,9 +5,14 @@
 //! not count: containers share or hide them, and shared memory needs exactly what the probe tests.
 //!
 //! The rank with the higher number probes the other's [`ProbeListener`], which a thread serves
-//! until all ranks have written their results. **Invariant:** a listener exists before its address
-//! is published. So if a rank does not find a listener, the listener is on another host, and the
-//! rank learns this without waiting. All ranks compute the same [`Hosts`] from the same results.
+//! until all ranks have written their results. Where not all pairs are connected at the beginning,
+//! a rank probes the ranks below it, from the next one down, until one of them is its neighbour: so
+//! `n` ranks of one host make `n` probes. All neighbours of one rank are taken for neighbours then,
+//! as they have its network namespace and its user.
+//!
+//! **Invariant:** a listener exists before its address is published. So if a rank does not find a
+//! listener, the listener is on another host, and the rank learns this without waiting. All ranks
+//! compute the same [`Hosts`] from the same results.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -269,15 +274,19 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    /// From each rank's probes of the ranks below it.
+    /// From each rank's probes of the ranks below it, the next one first, as far as it went.
     pub(super) fn new(found: &[Vec<ProbeOutcome>]) -> Self {
-        let are_neighbours =
-            |low: usize, high: usize| found[high].get(low) == Some(&ProbeOutcome::Neighbours);
+        let probed = |low: usize, high: usize| found[high].get(high - low - 1).copied();
+        let are_neighbours = |low: usize, high: usize| probed(low, high) == Some(ProbeOutcome::Neighbours);
         let mut members: Vec<Vec<usize>> = Vec::new();
         let mut of = Vec::with_capacity(found.len());
         for rank in 0..found.len() {
-            // Neighbours of all: a rank that fits two hosts belongs to the first.
-            let host = members.iter().position(|ranks| ranks.iter().all(|&low| are_neighbours(low, rank)));
+            // Neighbours of all that were probed: a rank that fits two hosts belongs to the first.
+            let fits = |ranks: &Vec<usize>| {
+                let is_none = |&low: &usize| probed(low, rank).is_some() && !are_neighbours(low, rank);
+                ranks.iter().any(|&low| are_neighbours(low, rank)) && !ranks.iter().any(is_none)
+            };
+            let host = members.iter().position(fits);
             let host = host.unwrap_or_else(|| {
                 members.push(Vec::new());
                 members.len() - 1
@@ -287,11 +296,11 @@ impl Hosts {
         }
         let pairs = (0..found.len()).flat_map(|high| (0..high).map(move |low| (low, high)));
         let mut of_other_users =
-            pairs.clone().filter(|&(low, high)| found[high].get(low) == Some(&ProbeOutcome::OtherUser));
+            pairs.clone().filter(|&(low, high)| probed(low, high) == Some(ProbeOutcome::OtherUser));
         let other_users = of_other_users.next().map(|(low, high)| (low as Rank, high as Rank));
         let separate_pair = pairs
             .filter(|&(low, high)| of[low] != of[high])
-            .map(|(low, high)| (low as Rank, high as Rank, found[high][low]))
+            .filter_map(|(low, high)| Some((low as Rank, high as Rank, probed(low, high)?)))
             .find(|(.., outcome)| *outcome != ProbeOutcome::Neighbours);
         Self { of, separate_pair, other_users }
     }
@@ -412,22 +421,28 @@ mod tests {
         let none = found([&[], &[NotFound], &[NotFound; 2], &[Named; 3]]);
         assert_eq!((none.count(), none.fabric()), (4, Fabric::Tcp));
         assert_eq!(none.separate_pair, Some((0, 1, NotFound)));
-        let two = found([&[], &[NotFound], &[Neighbours, NotFound], &[NotFound, Neighbours, NotFound]]);
+        let two = found([&[], &[NotFound], &[NotFound, Neighbours], &[NotFound, Neighbours, NotFound]]);
         assert_eq!((two.of.as_slice(), two.fabric()), (&[0, 1, 0, 1][..], Fabric::Hybrid));
         let records =
             [None, Some("b"), None, Some("b")].map(|name| RankRecord::own(4, name, None, None, &[]));
         let [first, second] = [HostId::new(0, None), HostId::new(1, Some("b"))];
         assert_eq!(two.ids(&records), [first, second, first, second]);
         // 2 is a neighbour of 1 but not of 0, so it cannot be on the host of both.
-        let chain = found([&[], &[Neighbours], &[NotFound, Neighbours], &[NotFound, NotFound, Neighbours]]);
+        let chain = found([&[], &[Neighbours], &[Neighbours, NotFound], &[Neighbours, NotFound, NotFound]]);
         assert_eq!(chain.of, [0, 0, 1, 1]);
         assert_eq!(chain.separate_pair, Some((0, 2, NotFound)));
+        // Each has ended with its first neighbour.
+        let ended = found([&[], &[Neighbours], &[Neighbours], &[Neighbours]]);
+        assert_eq!((ended.of.as_slice(), ended.separate_pair), (&[0; 4][..], None));
+        let in_turns = found([&[], &[NotFound], &[Named, Neighbours], &[Named, Neighbours]]);
+        assert_eq!(in_turns.of, [0, 1, 0, 1]);
+        assert_eq!(in_turns.separate_pair, Some((0, 1, NotFound)));
     }
 
     #[test]
     fn a_pair_of_different_users_is_seen_also_where_others_are_apart() {
         use ProbeOutcome::{Neighbours, NotFound, OtherUser};
-        let found = [&[][..], &[NotFound], &[Neighbours, OtherUser]].map(<[ProbeOutcome]>::to_vec);
+        let found = [&[][..], &[NotFound], &[OtherUser, Neighbours]].map(<[ProbeOutcome]>::to_vec);
         assert_eq!(Hosts::new(&found).other_users, Some((1, 2)));
         assert_eq!(Hosts::new(&found[..2]).other_users, None);
     }

@@ -210,6 +210,37 @@ impl fmt::Display for Launcher {
     }
 }
 
+/// When the pairs of ranks of a group connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Connect {
+    /// All when the group is joined: `n - 1` connections a rank.
+    AtJoin,
+    /// When the group is joined, those of ranks whose distance is a power of two, which are
+    /// `2 log2 n` a rank at most; others when a call first needs them, under its deadline.
+    OnUse,
+}
+
+/// Groups of so many ranks connect on use, where nothing is set.
+pub const CONNECT_ON_USE_FROM: u32 = 16;
+
+impl Connect {
+    /// What a group of so many ranks does where nothing is set.
+    #[must_use]
+    pub fn of_ranks(ranks: u32) -> Self {
+        if ranks < CONNECT_ON_USE_FROM { Self::AtJoin } else { Self::OnUse }
+    }
+}
+
+impl fmt::Display for Connect {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::AtJoin => "at-join",
+            Self::OnUse => "on-use",
+        })
+    }
+}
+
 /// The rank of this process in its job, and the rendezvous address.
 #[derive(Clone, Debug)]
 pub struct World {
@@ -229,6 +260,8 @@ pub struct World {
     pub interface: Option<String>,
     /// How long its ranks wait for each other, if it is set (`PLEACH_JOIN_TIMEOUT`).
     pub join_timeout: Option<Duration>,
+    /// When pairs of its ranks connect, if it is set (`PLEACH_CONNECT`).
+    pub connect: Option<Connect>,
     /// The source of rank and world size.
     pub launcher: Launcher,
 }
@@ -246,6 +279,7 @@ impl World {
             host: None,
             interface: None,
             join_timeout: None,
+            connect: None,
             launcher: Launcher::Alone,
         }
     }

@@ -11,7 +11,7 @@ use pleach_schedule::verify::expect_partial_rounds;
 use pleach_transport::Slice;
 use pleach_transport::cuda::PinnedMemory;
 use pleach_transport::rendezvous::host_name;
-use pleach_vocabulary::{Collective, DataType, ReduceOp};
+use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::super::bound::BoundCall;
 use super::super::driver::{Core, Served};
@@ -288,7 +288,11 @@ impl RawPartial {
             let (op, reason) = (activation.op(), NotExact::Partial);
             return Err(CollectiveError::NotExact { op, data_type, reason }.into());
         }
-        let own = group.with_all_pairs()?;
+        let own = group.with_signal_slots(0)?;
+        // Each rank tells rank 0 when it is ready, and rank 0 tells each that does not hear it down
+        // the tree. The tree's links are links of the overlay, which are connected.
+        let others: Vec<Rank> = (1..own.world_size()).collect();
+        own.connect_to(if own.rank() == 0 { &others } else { &[0] })?;
         let own = Group {
             interrupted: group.interrupted,
             variant: group.variant.clone(),

@@ -24,7 +24,7 @@ use super::error::CollectiveError;
 use super::pending::PendingError;
 use super::temporary_registration::TemporaryRegistration;
 use super::unwinding::without_unwinding;
-use crate::engine::{Address, Bytes, Fault, FaultKind};
+use crate::engine::{Address, Bytes, Fault, FaultKind, QUERY_AFTER};
 use crate::window::{Arrived, Awaited, Layout, Place, ReadId, Request, Target, View, Word};
 
 pub use opening::WindowError;
@@ -108,6 +108,32 @@ impl Group {
                 None if clock::now() >= until => return Ok(None),
                 None => {}
             }
+        }
+    }
+
+    /// Connects to these peers where that has not been done, within the deadline of a call. A peer
+    /// that is in no call is asked for it.
+    ///
+    /// # Errors
+    ///
+    /// The group has failed: also if a peer has left, or did not connect within the deadline.
+    pub(crate) fn connect_to(&self, peers: &[Rank]) -> Result<(), CollectiveError> {
+        let begun_at = clock::now();
+        let core = self.shared.driver.lock();
+        let found = self.drive_window(core, begun_at + self.timeout, |core| {
+            let now = clock::now();
+            // Peers that come to need the pair at the same time need not be asked.
+            let asks = now.since(begun_at) >= QUERY_AFTER;
+            core.engine.reach(peers, asks, now).then_some(())
+        })?;
+        if found.is_some() {
+            return Ok(());
+        }
+        let late = self.shared.driver.lock().engine.first_not_reached(peers);
+        let waited = clock::now().since(begun_at);
+        match late {
+            None => Ok(()),
+            Some(late) => Err(self.give_up(FaultKind::TimedOut, late, "connecting to it".to_owned(), waited)),
         }
     }
 
@@ -254,7 +280,8 @@ impl<T: Element> Window<T> {
         self.expect_len("what a read fills", operand.len, range.len())?;
         self.group.expect_space(operand.space, operand.len)?;
         let range = self.bytes_of(peer, range)?;
-        let mut core = self.turn_with(peer, "a read of its window")?;
+        let core = self.turn_with(peer, "a read of its window")?;
+        let mut core = self.reach(core, peer)?;
         let view = core.expect_window().0.peers()[peer as usize].view.clone();
         if let Some(view) = view {
             drop(core);
@@ -350,7 +377,7 @@ impl<T: Element> Window<T> {
         self.group.expect_space(operand.space, operand.len)?;
         let range = self.bytes_of(peer, range)?;
         self.group.shared.begin_progress()?;
-        let mut core = self.turn()?;
+        let mut core = self.reach(self.turn()?, peer)?;
         let timeout = self.group.timeout;
         let request = Request { peer, range, target: target(operand.bytes), is_torn: false, timeout };
         core.expect_window().0.start_read(request).ok_or(CollectiveError::TooMany)
@@ -398,7 +425,7 @@ impl<T: Element> Window<T> {
 
     /// Waits until a slot at a peer is free; returns where the next write to it is put together.
     fn place(&mut self, peer: Rank, slot: u16) -> Result<Place, CollectiveError> {
-        let mut core = self.turn()?;
+        let mut core = self.reach(self.turn()?, peer)?;
         let find = |core: &mut Core| {
             let (window, _) = core.expect_window();
             let (slots, peers) = window.slots_and_peers();
@@ -593,6 +620,27 @@ impl<T: Element> Window<T> {
         }
         self.group.drive_window(core, Nanos::MAX, |_| None::<()>)?;
         unreachable!("a group that does not work has failed in the end")
+    }
+
+    /// Connects to a peer before the first use of its memory, and maps that where it can be.
+    fn reach<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        peer: Rank,
+    ) -> Result<MutexGuard<'a, Core>, CollectiveError> {
+        let reaches = |core: &mut Core| {
+            let (window, engine) = core.expect_window();
+            window.reaches(engine, peer).then_some(())
+        };
+        if reaches(&mut core).is_some() {
+            return Ok(core);
+        }
+        drop(core);
+        self.group.connect_to(&[peer])?;
+        let driver = &self.group.shared.driver;
+        // Without a mapping, transfers do.
+        self.group.drive_window(driver.lock(), clock::now() + self.group.timeout, reaches)?;
+        Ok(driver.lock())
     }
 
     /// The same, where this peer must not have left.

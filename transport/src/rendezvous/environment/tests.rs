@@ -231,6 +231,21 @@ fn ranks_can_be_told_how_long_to_wait_for_each_other() {
 }
 
 #[test]
+fn ranks_can_be_told_when_to_connect() {
+    assert_eq!(world(&PLEACH).connect, None);
+    let told = |value| but(&TORCHRUN, "PLEACH_CONNECT", value);
+    assert_eq!(world(&told("on-use")).connect, Some(Connect::OnUse));
+    assert_eq!(world(&told("at-join")).connect, Some(Connect::AtJoin));
+    for bad in ["use", "On-Use", "1"] {
+        let text = error(&told(bad));
+        assert_eq!(text, format!("bad value: PLEACH_CONNECT='{bad}'; set on-use or at-join"));
+    }
+    for (ranks, connect) in [(1, Connect::AtJoin), (15, Connect::AtJoin), (16, Connect::OnUse)] {
+        assert_eq!(Connect::of_ranks(ranks), connect);
+    }
+}
+
+#[test]
 fn the_first_host_of_a_slurm_list() {
     for (list, first) in [
         ("node", Some("node")),
