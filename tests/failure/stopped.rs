@@ -91,9 +91,9 @@ fn a_rank_stopped_outside_of_a_call_is_named_at_the_deadline(fabric: Fabric) {
         assert!(failure.after < DEADLINE + allowed(fabric, TARDINESS), "{:?}", failure.after);
     }
     ranks.signal(2, Signal::CONT);
-    // The call that the others made: another one would be told to differ from theirs. What they gave
-    // may be read before the news that they have ended: then this call ends well, and the next does
-    // not.
+    // The call that the others made: another one would be told to differ from theirs. What they
+    // gave may be read before the news that they have ended: then this call ends well, and the next
+    // does not.
     ranks.tell(2, "call all-reduce count=1000");
     let failure = match ranks.outcome(2) {
         Outcome::Failed(failure) => failure,
