@@ -56,4 +56,17 @@ static inline void all_are_here(const char *path, int rank, int ranks) {
     }
 }
 
+/* Joins a session over the ranks' common file; `elastic` says the rest. */
+static inline pleachSession_t join_session(const char *path, int rank, int ranks, const char *fabric,
+                                           const pleachElastic_t *elastic) {
+    pleachConfig_t config = PLEACH_CONFIG_INITIALIZER;
+    pleachSession_t session = NULL;
+    pleachUniqueId id;
+    share_id(path, rank, &id);
+    config.fabric = fabric;
+    OK(pleachSessionJoin(&session, ranks, id, rank, elastic, &config));
+    CHECK(session != NULL);
+    return session;
+}
+
 #endif

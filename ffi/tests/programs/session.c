@@ -12,17 +12,10 @@ static int rank, ranks;
 
 static pleachSession_t joined(const char *path, const char *fabric) {
     pleachElastic_t elastic = PLEACH_ELASTIC_INITIALIZER;
-    pleachConfig_t config = PLEACH_CONFIG_INITIALIZER;
-    pleachSession_t session = NULL;
-    pleachUniqueId id;
-    share_id(path, rank, &id);
-    config.fabric = fabric;
     elastic.fewest = 2, elastic.most = 8, elastic.program = "session.c";
     /* All ranks are there from the first step on, however slow the machine is. */
     elastic.beginWaitMs = 60000;
-    OK(pleachSessionJoin(&session, ranks, id, rank, &elastic, &config));
-    CHECK(session != NULL);
-    return session;
+    return join_session(path, rank, ranks, fabric, &elastic);
 }
 
 /* Memory, before the first step. */

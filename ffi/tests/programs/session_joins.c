@@ -12,16 +12,9 @@ static int rank, ranks;
 
 static pleachSession_t joined(const char *path, const char *fabric) {
     pleachElastic_t elastic = PLEACH_ELASTIC_INITIALIZER;
-    pleachConfig_t config = PLEACH_CONFIG_INITIALIZER;
-    pleachSession_t session = NULL;
-    pleachUniqueId id;
-    share_id(path, rank, &id);
-    config.fabric = fabric;
     elastic.fewest = (uint32_t)ranks - 1, elastic.most = 8, elastic.program = "session_joins.c";
     elastic.beginWaitMs = 20, elastic.heal = pleachHealHidden;
-    OK(pleachSessionJoin(&session, ranks, id, rank, &elastic, &config));
-    CHECK(session != NULL);
-    return session;
+    return join_session(path, rank, ranks, fabric, &elastic);
 }
 
 /* The change names who came, and nobody repeats a step for it. */
