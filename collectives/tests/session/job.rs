@@ -194,7 +194,7 @@ impl Job {
             let left = until.since(clock::now());
             match self.lines.recv_timeout(left) {
                 Ok((seat, line)) => self.hear(seat, &line),
-                Err(_) => panic!("seat {seat} did not say it: {:#?}", self.last()),
+                Err(_) => panic!("seat {seat} did not say it: {}", self.last()),
             }
         }
     }
@@ -282,17 +282,18 @@ impl Job {
                 Err(_) if ended => break,
                 Err(_) => {}
             }
-            assert!(clock::now() < until, "not all have ended: {:#?}", self.last());
+            assert!(clock::now() < until, "not all have ended: {}", self.last());
         }
         for seat in 0..self.members.len() {
             let status = self.members[seat].wait().expect("its own");
-            assert!(status.success() || self.struck[seat], "seat {seat}: {status}, {:#?}", self.last());
+            assert!(status.success() || self.struck[seat], "seat {seat}: {status}, {}", self.last());
         }
     }
 
-    /// What each said last.
-    fn last(&self) -> Vec<&[Told]> {
-        self.told.iter().map(|told| &told[told.len().saturating_sub(4)..]).collect()
+    /// What each said last, a line a member.
+    fn last(&self) -> String {
+        let last = |told: &Vec<Told>| format!("\n{:?}", &told[told.len().saturating_sub(4)..]);
+        self.told.iter().map(last).collect()
     }
 
     /// The seat of each member.

@@ -81,6 +81,28 @@ struct Owner {
     remove_folder: bool,
 }
 
+impl Owner {
+    /// Locks the folder's file [`OWNER`]; `None`: another rank 0 has it.
+    ///
+    /// **Invariant:** who removes that file or the folder holds the lock. So of those that waited
+    /// for it meanwhile each one finds that its file is not the folder's any more: two would hold
+    /// the folder otherwise, each with a file of its own.
+    fn lock(folder: &Folder) -> Result<Option<File>, OpenStoreError> {
+        let failed = |error| open_error(&folder.path().join(OWNER), error);
+        let owner = match folder.open_or_create(OWNER) {
+            Ok(owner) => owner,
+            // The folder has just been removed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        match flock(&owner, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if folder.is_file(OWNER, &owner) => Ok(Some(owner)),
+            Ok(()) | Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(failed(error.into())),
+        }
+    }
+}
+
 impl FileStore {
     /// Opens the table in `folder`: rank 0 makes it, the others wait for it until the deadline. The
     /// folder is made if it does not exist. A `private` folder belongs to this job and user, and is
@@ -96,16 +118,20 @@ impl FileStore {
             }
             _ => Folder::open(folder, OtherUsers::MayRead),
         };
-        if rank == 0 { Self::create(reach()?, private, deadline) } else { Self::find(reach, deadline) }
+        if rank == 0 { Self::create(reach, private, deadline) } else { Self::find(reach, deadline) }
     }
 
-    fn create(folder: Folder, private: bool, deadline: Nanos) -> Result<Self, OpenStoreError> {
-        let path = folder.path().join(OWNER);
-        let owner = folder.open_or_create(OWNER).map_err(|error| open_error(&path, error))?;
+    /// `reach` opens the folder by its path.
+    fn create(
+        reach: impl Fn() -> Result<Folder, OpenStoreError>,
+        private: bool,
+        deadline: Nanos,
+    ) -> Result<Self, OpenStoreError> {
         let mut backoff = Backoff::until(deadline.min(now() + OWNER_PATIENCE));
-        while let Err(error) = flock(&owner, FlockOperation::NonBlockingLockExclusive) {
-            if error != rustix::io::Errno::WOULDBLOCK {
-                return Err(open_error(&path, error.into()));
+        loop {
+            let folder = reach()?;
+            if let Some(owner) = Owner::lock(&folder)? {
+                return Self::create_owned(folder, owner, private, deadline);
             }
             if !backoff.again() {
                 let holder = folder.read(OWNER).unwrap_or_default();
@@ -113,7 +139,6 @@ impl FileStore {
                 return Err(OpenStoreError::Busy { folder: folder.path().to_owned(), holder });
             }
         }
-        Self::create_owned(folder, owner, private, deadline)
     }
 
     fn create_owned(
@@ -388,20 +413,27 @@ impl Folder {
         makes: bool,
     ) -> Result<Self, OpenStoreError> {
         let failed = |path: &Path, errno: Errno| open_error(path, errno.into());
-        if makes
-            && let Err(errno) = mkdirat(&at, name, FOLDER_MODE)
-            && errno != Errno::EXIST
-        {
-            return Err(failed(&path, errno));
-        }
         // A mere name of it, which can be had also where this user may not look into it: so whose
         // it is can be told.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&at, name, flags, Mode::empty()).map_err(|errno| {
-            let is_link = statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)
-                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
-            failed(&path, if is_link { Errno::LOOP } else { errno })
-        })?;
+        let file = loop {
+            if makes
+                && let Err(errno) = mkdirat(&at, name, FOLDER_MODE)
+                && errno != Errno::EXIST
+            {
+                return Err(failed(&path, errno));
+            }
+            match openat(&at, name, flags, Mode::empty()) {
+                Ok(file) => break file,
+                // It was there, and was removed before it was opened.
+                Err(Errno::NOENT) if makes => {}
+                Err(errno) => {
+                    let is_link = statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)
+                        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
+                    return Err(failed(&path, if is_link { Errno::LOOP } else { errno }));
+                }
+            }
+        };
         let stat = fstat(&file).map_err(|errno| failed(&path, errno))?;
         check_owner(&stat).map_err(|error| open_error(&path, error))?;
         let open_to_others = match other_users {
@@ -457,6 +489,13 @@ impl Folder {
     /// Whether a file of this name exists.
     fn has(&self, name: &str) -> bool {
         statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Whether this name is still that of an opened file.
+    fn is_file(&self, name: &str, file: &File) -> bool {
+        let place = |stat: Stat| (stat.st_dev, stat.st_ino);
+        let named = statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW).map(place);
+        named.is_ok() && named == fstat(file).map(place)
     }
 
     /// Gives a file a second name; an error if that exists.
@@ -521,7 +560,7 @@ mod tests {
     use std::fs::DirBuilder;
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown, symlink};
     use std::path::PathBuf;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use super::*;
     use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
@@ -627,6 +666,31 @@ mod tests {
         drop(zero);
         let error = one.wait(&keys, late(), late()).expect_err("rank 0 is gone");
         assert!(matches!(error, StoreError::Lost { .. }), "{error}");
+    }
+
+    /// Each one removes the folder when it ends, while the others wait for it.
+    #[test]
+    fn of_those_that_hand_a_private_folder_on_one_has_it_at_a_time() {
+        let outer = TestFolder::new();
+        let folder = outer.0.join("meeting");
+        // Relaxed: a value that is not its own is enough to fail.
+        let is_held = AtomicBool::new(false);
+        let hold = || {
+            for _ in 0..100 {
+                let mut zero = FileStore::open(&folder, 0, true, late()).expect("it is handed on");
+                assert!(!is_held.swap(true, Ordering::Relaxed), "another one has it");
+                let mut one = FileStore::open(&folder, 1, true, late()).expect("it is found");
+                one.set("rank/1", b"", late()).expect("set");
+                zero.wait(&["rank/1".to_owned()], late(), late()).expect("it is the same table");
+                is_held.store(false, Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(hold);
+            }
+        });
+        assert!(!folder.exists());
     }
 
     #[test]
