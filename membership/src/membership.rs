@@ -34,7 +34,7 @@ use crate::participant::Participant;
 use crate::plan::{self, Views};
 use crate::register::Maker;
 use crate::view::View;
-use crate::{MEMBERS_MAX, Process, Record};
+use crate::{MEMBERS_MAX, Process, Record, Verdict};
 use entry::Entry;
 use propose::Attempts;
 
@@ -196,12 +196,20 @@ impl Membership {
         std::mem::take(&mut self.outputs)
     }
 
-    /// Whether all members want to leave: then there is nobody to leave to, and each of them may
-    /// go.
+    /// Whether all members of the newest epoch want to leave: then there is nobody to leave to, and
+    /// each of them may go. One that knew it before has gone without a drain, so the epoch need not
+    /// be entered.
     #[must_use]
     pub fn everyone_leaves(&self) -> bool {
         let leaves = |member: &Process| self.views.get(member).is_some_and(|view| view.leaves);
-        self.entered().is_some_and(|record| record.members().iter().all(leaves))
+        self.participant.epoch().is_some_and(|record| record.members().iter().all(leaves))
+    }
+
+    /// What became of a step by the newest record, where the epoch is not entered yet. Who has
+    /// severed all others may know it now.
+    #[must_use]
+    pub fn untold_verdict(&self) -> Option<(u64, Verdict)> {
+        self.entry.held()
     }
 
     fn process(&self) -> Process {

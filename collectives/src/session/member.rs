@@ -827,6 +827,10 @@ impl Member {
         for process in state.others(self.process).into_iter().chain(newcomers) {
             self.sever(state, process);
         }
+        // Nobody changes this process's memory any more, so it needs no drain to hear that.
+        if let Some((step, Verdict::Committed)) = state.membership.untold_verdict() {
+            state.verdict = Some((step, Verdict::Committed));
+        }
     }
 
     /// Sends what the streams take.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pleach_transport::clock;
@@ -76,6 +76,8 @@ pub(crate) struct Job {
     founders: u32,
     settings: String,
     members: Vec<Child>,
+    /// What the members say is read by these.
+    readers: Vec<JoinHandle<()>>,
     seats: Vec<u32>,
     sender: Sender<(u32, String)>,
     lines: Receiver<(u32, String)>,
@@ -126,6 +128,7 @@ impl Job {
             founders,
             settings,
             members,
+            readers: Vec::new(),
             seats,
             sender,
             lines,
@@ -164,13 +167,13 @@ impl Job {
             let mut child = command.spawn().expect("starts");
             let output = BufReader::new(child.stdout.take().expect("is piped"));
             let sender = self.sender.clone();
-            thread::spawn(move || {
+            self.readers.push(thread::spawn(move || {
                 for line in output.lines().map_while(Result::ok) {
                     if let Some((_, line)) = line.split_once(MARK) {
                         let _ = sender.send((number, line.to_owned()));
                     }
                 }
-            });
+            }));
             self.members.push(child);
         }
         self.seats.push(seat);
@@ -284,6 +287,11 @@ impl Job {
             }
             assert!(clock::now() < until, "not all have ended: {}", self.last());
         }
+        // A process may have ended before its last line was read.
+        self.readers.drain(..).for_each(|reader| reader.join().expect("reads"));
+        while let Ok((seat, line)) = self.lines.try_recv() {
+            self.hear(seat, &line);
+        }
         for seat in 0..self.members.len() {
             let status = self.members[seat].wait().expect("its own");
             assert!(status.success() || self.struck[seat], "seat {seat}: {status}, {}", self.last());
@@ -291,7 +299,7 @@ impl Job {
     }
 
     /// What each said last, a line a member.
-    fn last(&self) -> String {
+    pub(crate) fn last(&self) -> String {
         let last = |told: &Vec<Told>| format!("\n{:?}", &told[told.len().saturating_sub(4)..]);
         self.told.iter().map(last).collect()
     }

@@ -38,6 +38,11 @@ impl Entry {
         self.held = Some((step, verdict));
     }
 
+    /// The verdict that is told with the entry.
+    pub(crate) fn held(&self) -> Option<(u64, Verdict)> {
+        self.held
+    }
+
     /// Another record stands.
     pub(crate) fn change(
         &mut self,
