@@ -8,7 +8,7 @@
 //!    floods its [`View`] when it changes.
 //! 2. A suspicion calls the roll: for two eighths every member asks every other one. Then the
 //!    fewest members go so that any two of the rest reach each other. Members that are certified
-//!    dead go at once.
+//!    dead go at once, unless a pair is broken that no death explains.
 //! 3. The member on the lowest seat that stays proposes, the next one two eighths later. Who is to
 //!    go waits `suspect_after` longer and then proposes without those that it does not reach. Who
 //!    can propose less than half of the members waits one more `suspect_after`.

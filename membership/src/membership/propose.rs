@@ -24,6 +24,8 @@ const LONGER: usize = 8;
 pub(crate) struct Attempts {
     /// Since a suspicion, a death or another member's ballot is known.
     alarm: Option<Nanos>,
+    /// Since members do not reach each other.
+    broken: Option<Nanos>,
     /// Since a change is needed.
     needed: Option<Nanos>,
     /// Since the last ballot of this member.
@@ -66,15 +68,16 @@ impl Membership {
         let attempts = &mut self.attempts;
         attempts.frozen = since(is_frozen, attempts.frozen, clock);
         attempts.alarm = since(has_broken || has_dead || is_frozen, attempts.alarm, clock);
+        attempts.broken = since(has_broken, attempts.broken, clock);
         self.suspect_who_does_not_drain(clock);
         self.call_the_roll(record.members());
-        let is_called = self.attempts.alarm.is_some_and(|alarm| self.detector.has_passed(ROLL_CALL, alarm));
+        // Until then the views tell of one end only where a process has died, and either end of
+        // such a pair could go.
+        let is_clear = !has_broken
+            || self.attempts.broken.is_some_and(|broken| self.detector.has_passed(ROLL_CALL, broken));
         let has_given_up = self.attempts.has_given_up;
-        let is_needed = self.participant.is_halted()
-            || has_dead
-            || is_frozen
-            || has_given_up
-            || (has_broken && is_called);
+        let is_needed =
+            self.participant.is_halted() || has_dead || is_frozen || has_given_up || (has_broken && is_clear);
         self.attempts.needed = since(is_needed, self.attempts.needed, clock);
         let Some(needed) = self.attempts.needed else { return };
         let (plan, position) = self.plan(&record);
@@ -87,12 +90,14 @@ impl Membership {
             (None, Some(frozen)) => self.detector.has_passed(LONGER + delay, frozen),
             (None, None) => self.detector.has_passed(delay, needed),
         };
-        if is_time && !plan.stay.is_empty() {
+        if is_time && is_clear && !plan.stay.is_empty() {
             self.attempts.asked = Some(clock);
             let outputs = self.participant.propose().unwrap_or_default();
             self.carry_out(outputs);
         }
-        self.decide(&plan);
+        if is_clear {
+            self.decide(&plan);
+        }
     }
 
     /// Whether the proposer of the ballot that this member has promised is certified dead.

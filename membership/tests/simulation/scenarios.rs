@@ -45,6 +45,19 @@ fn a_new_process_replaces_the_one_on_its_seat() {
     assert!(!world.is_living(Process::new(1, 1)), "it is told that it is out");
 }
 
+/// Whoever loses a connection first, and whichever death is certified first: nobody else goes.
+#[test]
+fn deaths_one_after_the_other_cost_nobody_else() {
+    for seed in 0..200 {
+        let mut world = World::new(seed, 5, Maker::Members);
+        for (seat, after) in [(1, 0), (3, seed % 40), (2, seed % 7)] {
+            at(&mut world, ms(100 + after), Fault::Kill(Process::new(seat, 1)));
+        }
+        world.run_until(Nanos::ZERO + ms(2000));
+        assert_eq!(newest(&world), [0, 4], "seed {seed}:\n{}", world.describe());
+    }
+}
+
 #[test]
 fn a_link_that_stays_down_costs_one_member() {
     for seed in 0..20 {
