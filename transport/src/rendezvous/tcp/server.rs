@@ -38,6 +38,10 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it goes on telling the others why the rendezvous has failed.
 const FAIL_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How long it does both where the deadline has passed: a rank 0 that did not run meanwhile still has
+/// answers for the others.
+const LATE_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// Connections beyond one a rank: unauthenticated ones, and surplus ranks.
 const CONNECTIONS_SPARE: usize = 64;
 
@@ -262,6 +266,10 @@ impl Service {
             let ready = self.sleep(Some(wake_source), self.next_deadline());
             self.advance(&ready);
         };
+        // What rank 0 itself has asked for last.
+        let ready = self.sleep(Some(&self.listener), Some(Nanos::ZERO));
+        self.advance(&ready);
+        let deadline = deadline.max(now() + LATE_TIMEOUT);
         // After a failure the others get the reason, then each closes its connection.
         let until = deadline.min(now() + FAIL_REPORT_TIMEOUT);
         while self.table.failed.is_some()

@@ -113,6 +113,23 @@ fn one_that_fails_ends_the_waiting_of_all() {
     });
 }
 
+/// As by one that was stopped until after its deadline.
+#[test]
+fn a_rank_0_that_is_late_still_tells_why_it_fails() {
+    for _ in 0..20 {
+        let address = free_address();
+        let mut zero = open(&address, 0, None, late()).expect("opens");
+        let mut one = open(&address, 1, None, late()).expect("opens");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(move || one.wait(&["a".to_owned()], late(), late()));
+            zero.fail("rank 0 has no luck", Nanos::ZERO);
+            drop(zero);
+            let error = waiting.join().expect("ends").expect_err("fails");
+            assert!(matches!(error, StoreError::Failed { .. }), "{error}");
+        });
+    }
+}
+
 #[test]
 fn ranks_see_that_rank_0_is_gone() {
     let address = free_address();
