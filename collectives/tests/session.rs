@@ -4,14 +4,30 @@
 //! This binary starts itself as members ([`member_process`]), which make steps and say what became
 //! of each, line by line ([`member`]); [`job`] is the test's side.
 
+/// Each of these functions as a test on each fabric.
+macro_rules! on_every_fabric {
+    ($($test:ident),* $(,)?) => {
+        mod shm {
+            $(#[test] fn $test() { super::$test("shm"); })*
+        }
+        mod tcp {
+            $(#[test] fn $test() { super::$test("tcp"); })*
+        }
+    };
+}
+
 #[path = "session/asked.rs"]
 mod asked;
+#[path = "../../transport/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
 #[path = "session/job.rs"]
 mod job;
 #[path = "session/kept.rs"]
 mod kept;
 #[path = "session/member.rs"]
 mod member;
+#[path = "session/on_gpu.rs"]
+mod on_gpu;
 #[path = "../../tests/outside_stores/mod.rs"]
 mod outside_stores;
 #[path = "session/over_hosts.rs"]
@@ -41,18 +57,6 @@ use rustix::process::Signal;
 #[ignore = "is started by the other tests as one of their members"]
 fn member_process() {
     member::make_steps();
-}
-
-/// Each of these functions as a test on each fabric.
-macro_rules! on_every_fabric {
-    ($($test:ident),* $(,)?) => {
-        mod shm {
-            $(#[test] fn $test() { super::$test("shm"); })*
-        }
-        mod tcp {
-            $(#[test] fn $test() { super::$test("tcp"); })*
-        }
-    };
 }
 
 on_every_fabric!(

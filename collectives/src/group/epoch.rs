@@ -6,19 +6,23 @@
 use std::sync::Arc;
 
 use pleach_schedule::cost::Platform;
+use pleach_transport::cuda::Gpu;
 use pleach_transport::rendezvous::{Connect, Fabric, Store};
-use pleach_transport::{Device, Memory, Nanos, Slice, clock};
+use pleach_transport::{Device, Memory, Nanos, Slice, Space, clock};
 use pleach_vocabulary::Rank;
 
 use super::driver::Driver;
 use super::exact::Exact;
-use super::join::{platform, settings, wiring};
+use super::join::{of_puts, platform, settings, wiring};
 use super::observed::SessionMetrics;
 use super::parts::Parts;
 use super::unwinding::NoUnwinding;
 use super::{Buffer, CollectiveError, Connection, Element, Group, GroupError, Options, Origin, next_number};
-use crate::compute::HostCompute;
-use crate::engine::{Carried, FaultKind, ScratchLayout, StatusBoard, memory_for_peers, signal_slots};
+use crate::compute::cuda::{CudaCompute, StagingSpace};
+use crate::compute::{Compute, ComputeError, HostCompute};
+use crate::engine::{
+    Carried, EngineError, FaultKind, ScratchLayout, StatusBoard, memory_for_peers, signal_slots,
+};
 
 /// What an epoch's group has from its session.
 #[derive(Clone, Copy)]
@@ -34,6 +38,8 @@ pub(crate) struct CarriedGroup<'a> {
 pub(crate) struct Setting {
     options: Options,
     fabric: Fabric,
+    /// Where the groups work on a GPU's memory. Those of all epochs have the kernels of this one.
+    compute: Option<CudaCompute>,
     /// Keeps what exact sums work in.
     exact: Arc<Exact>,
     /// Groups serve none of their own.
@@ -61,7 +67,30 @@ impl Setting {
     pub(crate) fn new(mut options: Options, fabric: Fabric) -> Result<Self, GroupError> {
         let metrics = SessionMetrics::start(&options)?;
         options.observe.metrics = None;
-        Ok(Self { options, fabric, exact: Arc::default(), metrics })
+        let compute = match options.space {
+            Space::Gpu { ordinal } => {
+                let gpu = Gpu::open(ordinal).map_err(ComputeError::from)?;
+                Some(CudaCompute::new(&gpu, StagingSpace::Host).map_err(ComputeError::from)?)
+            }
+            _ => None,
+        };
+        Ok(Self { options, fabric, compute, exact: Arc::default(), metrics })
+    }
+
+    /// The GPU whose memory the groups work on, if they do.
+    pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.compute.as_ref().map(CudaCompute::gpu)
+    }
+
+    /// Memory for the scratch of engines of so many ranks.
+    pub(crate) fn scratch_memory(&self, ranks: u32) -> Result<Arc<dyn Memory>, EngineError> {
+        let bytes = ScratchLayout { ranks, gpus_copy: false }.bytes();
+        let memory =
+            memory_for_peers(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
+        Ok(match &self.compute {
+            Some(compute) => compute.staging(memory)?,
+            None => memory,
+        })
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -77,7 +106,7 @@ impl Setting {
         let ranks: Vec<Rank> = members.iter().map(|place| place.rank).collect();
         let topology = self.options.topology.as_ref().and_then(|whole| whole.only(&ranks).ok());
         platform.wiring = topology.map(|topology| wiring(&topology, &platform));
-        platform
+        if self.compute.is_some() { of_puts(platform) } else { platform }
     }
 
     /// The group of these members over this view of the device. This process is the one of rank
@@ -103,7 +132,10 @@ impl Setting {
             ranks_a_processor: members[own].ranks_a_processor,
             store: Some(store),
         };
-        let compute = Box::new(HostCompute::new());
+        let compute: Box<dyn Compute> = match &self.compute {
+            Some(compute) => Box::new(compute.another().map_err(ComputeError::from)?),
+            None => Box::new(HostCompute::new()),
+        };
         let mut group =
             Group::assembled(table, connection, compute, Vec::new(), &self.options, Origin::Epoch(carried))?;
         group.fabric = Some(self.fabric);
@@ -140,11 +172,6 @@ pub(crate) fn session_number() -> u64 {
     next_number()
 }
 
-/// Scratch of an engine of so many ranks.
-pub(crate) fn scratch_memory(ranks: u32) -> std::io::Result<Arc<dyn Memory>> {
-    memory_for_peers(ScratchLayout { ranks, gpus_copy: false }.bytes() as usize)
-}
-
 /// A buffer of memory that the session has registered. Nobody changes the memory while another
 /// buffer reads it.
 pub(crate) fn session_buffer<T: Element>(slice: Slice, len: usize, number: u64) -> Buffer<T> {
@@ -152,6 +179,12 @@ pub(crate) fn session_buffer<T: Element>(slice: Slice, len: usize, number: u64) 
 }
 
 impl Group {
+    /// Whether a session can make calls with words of its own in the step that has begun: the group
+    /// works on the host's memory, and all ranks contribute.
+    pub(crate) fn takes_words(&self) -> bool {
+        self.gpu().is_none() && self.contributors() == self.world_size()
+    }
+
     /// Goes on with the end of an epoch's group where no other thread does. Returns whether the
     /// group uses its device no more, but for what the device still has under way.
     pub(crate) fn has_stopped(&self) -> bool {

@@ -56,8 +56,12 @@ impl<T: Element> GpuBuffer<T> {
     ///
     /// The GPU has too little memory, or what the driver says.
     pub fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CollectiveError> {
-        let memory = CudaMemory::new(gpu, len.saturating_mul(size_of::<T>()))?;
-        Ok(Self { memory: Arc::new(Held::Own(memory, None)), len, _element: PhantomData })
+        Ok(Self::in_memory(CudaMemory::new(gpu, len.saturating_mul(size_of::<T>()))?, len))
+    }
+
+    /// The first `len` elements of this memory, which has so many.
+    pub(crate) fn in_memory(memory: Arc<CudaMemory>, len: usize) -> Self {
+        Self { memory: Arc::new(Held::Own(memory, None)), len, _element: PhantomData }
     }
 
     /// The elements that fit memory which other code allocated, and which it frees after the buffer

@@ -137,7 +137,7 @@ fn connects(options: &Options) -> Connect {
 }
 
 /// Asks for the memory before the ranks meet, so that a rank without it reports that itself.
-pub(super) fn expect_memory(space: Space) -> Result<(), GroupError> {
+pub(crate) fn expect_memory(space: Space) -> Result<(), GroupError> {
     if let Space::Gpu { ordinal } = space {
         Gpu::open(ordinal).map_err(ComputeError::from)?;
     }
@@ -182,14 +182,10 @@ impl Reach {
         })
     }
 
-    /// The platform by which schedules are chosen. Kernels do not reach host memory that peers map,
-    /// so such data are put.
+    /// The platform by which schedules are chosen.
     fn platform(self, joined: &Joined) -> Platform {
-        let mut platform = platform_of(joined);
-        if matches!(self, Self::Put | Self::Staged) {
-            (platform.access, platform.near) = (Access::Put, CostModel::LOOPBACK);
-        }
-        platform
+        let platform = platform_of(joined);
+        if matches!(self, Self::Put | Self::Staged) { of_puts(platform) } else { platform }
     }
 
     /// The processor or GPU that computes on that memory.
@@ -294,6 +290,12 @@ pub(crate) fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32, in_turn: 
     if maps {
         platform.near = platform.near.of_ranks_in_turn(in_turn.unwrap_or(1));
     }
+    platform
+}
+
+/// The same platform where data on GPUs are put: kernels do not reach host memory that peers map.
+pub(crate) fn of_puts(mut platform: Platform) -> Platform {
+    (platform.access, platform.near) = (Access::Put, CostModel::LOOPBACK);
     platform
 }
 

@@ -71,13 +71,12 @@ use pleach_transport::{Address, Device, Event, Memory, SetupCounts, Slice, Space
 
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
-pub(crate) use epoch::{
-    CarriedGroup, Place, Setting, scratch_memory, session_buffer, session_number, session_settings,
-};
+pub(crate) use epoch::{CarriedGroup, Place, Setting, session_buffer, session_number, session_settings};
 pub use error::{CollectiveError, GroupError, GroupName, NotExact};
 pub use gpu::GpuBuffer;
 pub use info::GroupInfo;
 pub use join::JoinGroupError;
+pub(crate) use join::expect_memory;
 pub use operation::Operation;
 pub use options::Options;
 pub use partial::{GpuMemory, HostMemory, Partial, PartialError, RawPartial, RawRound, Round};
@@ -457,7 +456,7 @@ impl Group {
     }
 
     /// How many collectives this rank has completed, each with its result; sends and receives do
-    /// not count. A [`commit`](crate::session::Session::commit) makes two.
+    /// not count. A [`commit`](crate::session::Session::commit) makes two, on the host's memory.
     ///
     /// When a group fails, one rank may have got the result of a call that ends with the error on
     /// another rank. Survivors find out which result all of them have by comparing this number, in

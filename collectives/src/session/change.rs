@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pleach_membership::{Process, Reason, Record, Seat};
 use pleach_transport::RegisterError;
+use pleach_transport::cuda::CudaError;
 
 use crate::group::{CollectiveError, GroupError, JoinGroupError, SplitError};
 
@@ -286,6 +287,9 @@ pub enum SessionError {
     /// Memory cannot be registered.
     #[error("memory cannot be registered: {0}")]
     Register(#[from] RegisterError),
+    /// The GPU has too little memory, or has failed.
+    #[error(transparent)]
+    Gpu(#[from] CudaError),
     /// Two states of one name.
     #[error("there is a state '{0}' already; give each state a name of its own")]
     StateTaken(

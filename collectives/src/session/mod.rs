@@ -31,6 +31,15 @@
 //!
 //! **Invariant:** between the begin of a step and its verdict there is one epoch. No transfer,
 //! signal or message of an engine crosses from one epoch to another.
+//!
+//! **Memory of a GPU.** With [`Options::space`] the groups of all epochs work on a GPU's memory.
+//! What their kernels exchange with other ranks goes through scratch, which is page-locked memory
+//! of the host, registered once as any scratch.
+//!
+//! **Invariant:** in the group of an epoch no peer and no NIC reads or writes a GPU's memory; only
+//! this process's own kernels and copies do. So buffers on a GPU are registered with no device, and
+//! neither a drain nor a fence takes anything of them: a call that ends with its epoch has waited
+//! for its kernels, and its buffer is good for the next one.
 
 mod arriving;
 pub mod asks;
@@ -58,6 +67,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use pleach_membership::{Input, Record, Verdict as Agreed};
+use pleach_transport::cuda::{CudaMemory, Gpu};
 use pleach_transport::rendezvous::{Presence, Store};
 use pleach_transport::{Flush, Slice, Space, clock, listening_address_of};
 use pleach_vocabulary::Rank;
@@ -72,8 +82,8 @@ pub use timeline::Timeline;
 
 use crate::engine::{Carried, EpochEnd, FaultKind, StatusBoard};
 use crate::group::{
-    Buffer, CarriedGroup, CollectiveError, Connect, Element, Group, GroupError, JoinGroupError, Options,
-    Parts, Setting, SplitError, scratch_memory, session_buffer, session_number,
+    Buffer, CarriedGroup, CollectiveError, Connect, Element, GpuBuffer, Group, GroupError, JoinGroupError,
+    Options, Parts, Setting, SplitError, expect_memory, session_buffer, session_number,
 };
 use changes::Changes;
 use epoch_device::EpochDevice;
@@ -169,6 +179,8 @@ impl Session {
             return Err(SessionError::Limits { fewest, most, ranks });
         }
         expect_supported(options, elastic)?;
+        // Before the ranks meet, so that one without the GPU reports that itself.
+        expect_memory(options.space).map_err(JoinGroupError::from)?;
         let since = clock::now();
         let tuning = options.tuning.read().map_err(JoinGroupError::from)?;
         let options = Options { tuning, ..options.clone() };
@@ -264,9 +276,36 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// No memory, or it cannot be registered.
+    /// No memory, or it cannot be registered. The groups work on a GPU's memory.
     pub fn buffer<T: Element>(&mut self, len: usize) -> Result<Buffer<T>, SessionError> {
+        if self.setting.gpu().is_some() {
+            let option = "buffers in the host's memory where Options::space is a GPU's";
+            return Err(SessionError::Unsupported { option, remedy: "take Session::gpu_buffer" });
+        }
         Ok(session_buffer(self.memory(len.saturating_mul(size_of::<T>()))?, len, self.number))
+    }
+
+    /// `len` zeroed elements in the memory of the GPU on which the groups work
+    /// ([`Options::space`]), for the groups of all epochs. Whoever is severed, nothing is taken
+    /// from them. Any other [`GpuBuffer`] of that GPU does as well.
+    ///
+    /// # Errors
+    ///
+    /// The groups work on the host's memory, or the GPU has too little.
+    pub fn gpu_buffer<T: Element>(&self, len: usize) -> Result<GpuBuffer<T>, SessionError> {
+        Ok(GpuBuffer::in_memory(self.gpu_memory(len.saturating_mul(size_of::<T>()))?, len))
+    }
+
+    fn gpu_memory(&self, bytes: usize) -> Result<Arc<CudaMemory>, SessionError> {
+        let option = "memory of a GPU where Options::space is the host's";
+        let gpu = self.gpu().ok_or(SessionError::Unsupported { option, remedy: "name a GPU there" })?;
+        Ok(CudaMemory::new(gpu, bytes)?)
+    }
+
+    /// The GPU on whose memory the groups work ([`Options::space`]), if they do.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.setting.gpu()
     }
 
     fn memory(&self, bytes: usize) -> Result<Slice, SessionError> {
@@ -703,7 +742,7 @@ impl Session {
         self.end_group();
         self.changes.go_on(self.process, record, (&self.device, &self.incoming));
         let number = record.number();
-        let scratch = self.scratch()?;
+        let scratch = self.scratch(number)?;
         let ranks: Vec<Rank> = record.members().iter().map(|member| member.seat.0).collect();
         let own = record.rank_of(self.process).expect("it was entered by a member") as Rank;
         // What comes for the epoch has the board, so the board does not keep it.
@@ -784,7 +823,7 @@ impl Session {
     }
 
     /// Scratch for engines, registered once, and again where a fence has taken it.
-    fn scratch(&mut self) -> Result<Slice, SessionError> {
+    fn scratch(&mut self, epoch: u64) -> Result<Slice, SessionError> {
         let mut state = self.member.lock();
         if std::mem::take(&mut state.is_memory_taken) {
             // Buffers that were registered before are memory as any other from now on.
@@ -795,8 +834,9 @@ impl Session {
             return Ok(scratch.clone());
         }
         drop(state);
-        let memory =
-            scratch_memory(self.elastic.most).map_err(|source| SessionError::Memory { bytes: 0, source })?;
+        let memory = self.setting.scratch_memory(self.elastic.most);
+        let memory = memory
+            .map_err(|error| SessionError::Group { epoch, source: Box::new(GroupError::Engine(error)) })?;
         let scratch = self.device.register(memory)?.whole();
         self.member.lock().scratch = Some(scratch.clone());
         Ok(scratch)
@@ -850,8 +890,11 @@ fn expect_supported(options: &Options, elastic: &Elastic) -> Result<(), SessionE
     if options.connect == Some(Connect::OnUse) {
         return unsupported("Options::connect other than at join", "leave it as it is");
     }
-    if options.space != Space::Host {
-        return unsupported("Options::space other than the host's memory", "copy to and from the GPU's");
+    if options.space != Space::Host && elastic.heal == Heal::Hidden {
+        return unsupported(
+            "Heal::Hidden on a GPU's memory, where nothing stands for the input of who reads",
+            "take Heal::Boundary",
+        );
     }
     if options.topology.as_ref().is_some_and(|topology| topology.ranks() < elastic.most) {
         return unsupported(

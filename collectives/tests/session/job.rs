@@ -16,6 +16,7 @@ use pleach_transport::clock;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::member::{ENOUGH, GO_ON, MARK, VARIABLE};
+use super::{fake_cuda, on_gpu};
 
 /// How long anything may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -160,6 +161,9 @@ impl Job {
                 .envs(tls)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped());
+            if self.settings.contains(on_gpu::SETTING) {
+                command.env("LD_LIBRARY_PATH", fake_cuda::folder());
+            }
             if number < self.founders && self.together.contains(&number) {
                 let first = self.members.get(self.together[0] as usize);
                 command.process_group(first.map_or(0, |first| first.id() as i32));

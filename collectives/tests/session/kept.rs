@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use pleach_collectives::session::Heal;
 use pleach_collectives::{Connect, Elastic, Operation, Options, ReduceOp, Session, SessionError};
 use pleach_transport::Space;
 use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
@@ -113,15 +114,17 @@ fn a_call_that_waits_ends_when_it_is_interrupted() {
 
 #[test]
 fn options_that_sessions_do_not_take_are_refused() {
-    let elastic = Elastic::between(1, 2);
-    let refused = |change: fn(&mut Options)| {
-        let mut options = Options::new(World::alone());
-        change(&mut options);
+    let refused = |change: fn(&mut Options, &mut Elastic)| {
+        let (mut options, mut elastic) = (Options::new(World::alone()), Elastic::between(1, 2));
+        change(&mut options, &mut elastic);
         match Session::join(&options, &elastic) {
             Err(SessionError::Unsupported { option, .. }) => option,
             other => panic!("{other:?}"),
         }
     };
-    assert!(refused(|options| options.connect = Some(Connect::OnUse)).contains("connect"));
-    assert!(refused(|options| options.space = Space::Gpu { ordinal: 0 }).contains("space"));
+    assert!(refused(|options, _| options.connect = Some(Connect::OnUse)).contains("connect"));
+    let hidden_on_gpu = |options: &mut Options, elastic: &mut Elastic| {
+        (options.space, elastic.heal) = (Space::Gpu { ordinal: 0 }, Heal::Hidden);
+    };
+    assert!(refused(hidden_on_gpu).contains("Heal::Hidden"));
 }

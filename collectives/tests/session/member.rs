@@ -1,5 +1,8 @@
 //! A member: makes steps, and says what became of each.
 
+#[path = "gpu_member.rs"]
+mod gpu_member;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +14,7 @@ use pleach_collectives::{
     CollectiveError, Elastic, Group, JoinGroupError, Operation, Options, ReduceOp, Session, SessionError,
     Verdict,
 };
+use pleach_transport::Space;
 use pleach_transport::auth::Secret;
 use pleach_transport::rendezvous::{Fabric, FabricChoice, JoinError, Launcher, Rendezvous, World};
 use rustix::process::Signal;
@@ -72,6 +76,8 @@ struct Settings {
     stops: Option<(u32, u64)>,
     /// Whether steps make no calls.
     is_idle: bool,
+    /// Whether its groups work on a GPU's memory.
+    is_on_gpu: bool,
     /// Whether it waits before its first step until the test says that it may go on.
     holds: bool,
     /// Where ranks meet: an address, or `folder` for the job's folder with its registers. A folder
@@ -120,6 +126,7 @@ impl Settings {
             leaves_unread: false,
             stops: None,
             is_idle: false,
+            is_on_gpu: false,
             holds: false,
             meet: None,
             secret: None,
@@ -151,6 +158,7 @@ impl Settings {
                 "unread" => settings.leaves_unread = true,
                 "stops" => settings.stops = seat_and_step(value),
                 "idle" => settings.is_idle = true,
+                "gpu" => settings.is_on_gpu = true,
                 "holds" => settings.holds = true,
                 "meet" => settings.meet = Some(value.to_owned()),
                 "secret" => settings.secret = Some(number() as u8),
@@ -204,6 +212,9 @@ pub(crate) fn make_steps() {
     };
     let mut options = Options::new(world);
     options.fabric = FabricChoice::Only(fabric);
+    if settings.is_on_gpu {
+        options.space = Space::Gpu { ordinal: 0 };
+    }
     let mut elastic = Elastic::between(settings.fewest, settings.most);
     if let Some(program) = &settings.program {
         elastic.program.clone_from(program);
@@ -332,6 +343,12 @@ fn say_newest_change(session: &Session, told: &mut Option<u64>) {
     say(&format!("changed -{} +{} {}", left.join(","), came.join(","), lost.join(",")));
 }
 
+/// Whether it is to fail this step now.
+fn fails_in(fails: &mut [(u32, u64, u32)], seat: u32, step: u64) -> bool {
+    let fail = fails.iter_mut().find(|(of, at, times)| (*of, *at) == (seat, step) && *times > 0);
+    fail.map(|fail| fail.2 -= 1).is_some()
+}
+
 /// Has calls that wait end when the signal comes.
 fn interrupt_if_told(session: &mut Session) {
     let usr1 = Signal::USR1.as_raw();
@@ -351,6 +368,9 @@ fn say_change(step: u64, change: &Change) {
 }
 
 fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
+    if settings.is_on_gpu {
+        return gpu_member::make_steps(session, seat, settings, enough);
+    }
     // The contributors, how many of them have had enough, and what differs from step to step.
     let mut sums = session.buffer::<u64>(2 + ELEMENTS).expect("there is memory");
     let mut watched = session.buffer::<u64>(WATCHED).expect("there is memory");
@@ -375,10 +395,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
             break;
         }
         let verdict = session.attempt(|group, step| {
-            if let Some(fail) =
-                settings.fails.iter_mut().find(|(of, at, times)| (*of, *at) == (seat, step) && *times > 0)
-            {
-                fail.2 -= 1;
+            if fails_in(&mut settings.fails, seat, step) {
                 return Err(CollectiveError::Own { rank: group.rank() });
             }
             sums[0] = 1 << seat;

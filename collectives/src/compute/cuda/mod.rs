@@ -40,7 +40,8 @@ pub enum StagingSpace {
 pub struct CudaCompute {
     gpu: Arc<Gpu>,
     staging: StagingSpace,
-    kernels: Kernels,
+    /// Those of several computes of a GPU are loaded once.
+    kernels: Arc<Kernels>,
     stream: Stream,
     /// Jobs under way in their order: the number of each job and the event behind it.
     under_way: VecDeque<(u64, CudaEvent)>,
@@ -60,10 +61,19 @@ impl CudaCompute {
     ///
     /// The error of the driver.
     pub fn new(gpu: &Arc<Gpu>, staging: StagingSpace) -> Result<Self, CudaError> {
+        Self::with_kernels(gpu, staging, Arc::new(Kernels::load(gpu)?))
+    }
+
+    /// As this one, with the same kernels and a stream of its own.
+    pub(crate) fn another(&self) -> Result<Self, CudaError> {
+        Self::with_kernels(&self.gpu, self.staging, Arc::clone(&self.kernels))
+    }
+
+    fn with_kernels(gpu: &Arc<Gpu>, staging: StagingSpace, kernels: Arc<Kernels>) -> Result<Self, CudaError> {
         Ok(Self {
             gpu: gpu.clone(),
             staging,
-            kernels: Kernels::load(gpu)?,
+            kernels,
             stream: Stream::new(gpu)?,
             under_way: VecDeque::new(),
             spare: Vec::new(),
@@ -71,6 +81,11 @@ impl CudaCompute {
             done: 0,
             failure: None,
         })
+    }
+
+    /// Its GPU.
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
     }
 
     fn begin(&mut self, job: &mut Job) -> Result<(), ComputeError> {

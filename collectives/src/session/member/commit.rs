@@ -5,7 +5,8 @@
 //! all-gather and a barrier: they go the way of the data, so a commit costs two short calls of the
 //! group, and wakes no thread. Messages over the control streams say the same, but each takes two
 //! switches of threads at its receiver. The state machine's tick still sends them. In a step behind
-//! which states are read only messages are sent, as the group refuses an all-gather then.
+//! which states are read only messages are sent, as the group refuses an all-gather then, and so
+//! where the group works on a GPU's memory, as the words of the rounds are in the host's.
 //!
 //! **Invariant:** a call of the group begins only where the state machine would send the message
 //! for which it stands, and what has come with it is heard as that message, in any order with
@@ -71,7 +72,7 @@ pub(crate) fn ready(member: &Arc<Member>, record: &Record, group: &Group) {
     let mut state = member.lock();
     // Quick steps may leave the session's thread no time to see a signal.
     member.leave_if_told(&mut state);
-    if group.contributors() < group.world_size() {
+    if !group.takes_words() {
         return member.tell(&mut state, Input::Ready);
     }
     state.quiet = Some(None);

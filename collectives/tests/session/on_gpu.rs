@@ -1,0 +1,121 @@
+//! Sessions whose groups work on a GPU's memory, by the fake driver.
+
+use std::time::Duration;
+
+use pleach_vocabulary::random::Random;
+use rustix::process::Signal;
+
+use super::job::{self, Job, Told};
+
+/// The setting of members whose groups work on the fake driver's GPU.
+pub(crate) const SETTING: &str = "gpu=1";
+
+on_every_fabric!(
+    without_faults_each_step_is_committed_once,
+    survivors_of_one_death_go_on_with_the_buffers_that_they_have,
+    deaths_at_any_moment_lose_and_repeat_nothing,
+    who_was_stopped_is_out_and_takes_no_buffer,
+    a_step_that_fails_on_one_member_is_repeated_by_all,
+    who_joins_costs_no_retry,
+    deaths_while_parts_are_made_and_used_lose_and_repeat_nothing,
+);
+
+fn without_faults_each_step_is_committed_once(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &[SETTING, "steps=20"]);
+    job.finish();
+    job.check();
+    for seat in 0..3 {
+        assert_eq!(job.committed(seat).len(), 20, "seat {seat}");
+        assert!(job.committed(seat).iter().all(|(_, bits)| *bits == 0b111), "seat {seat}");
+        assert_eq!(job.retries(seat), 0);
+    }
+}
+
+fn survivors_of_one_death_go_on_with_the_buffers_that_they_have(fabric: &str) {
+    // It ends while the others wait for it in the call of the step.
+    let mut job = Job::start(fabric, 4, &[SETTING, "stops=2:10"]);
+    for seat in 0..4 {
+        job.await_told(seat, |told| *told == Told::Other("begins 10".to_owned()));
+    }
+    job.signal(2, Signal::KILL);
+    job.await_all_of(&[0, 1, 3]);
+    job.finish();
+    job.check();
+    for seat in [0, 1, 3] {
+        assert_eq!(job.retries(seat), 1, "seat {seat}");
+        // Scratch and the state, once for all epochs. No device knows the buffers.
+        assert_eq!(job.set_up(seat), (2, 3, 1), "seat {seat}: registered, connected, epoch");
+    }
+}
+
+fn deaths_at_any_moment_lose_and_repeat_nothing(fabric: &str) {
+    let seed = job::seed();
+    for run in 0..4_u64 {
+        let mut random = Random::new(seed.wrapping_add(run));
+        let mut job = Job::start(fabric, 4, &[SETTING]);
+        let watched = random.below(4) as u32;
+        job.await_step(watched, 3 + random.below(10));
+        for _ in 0..1 + random.below(2) {
+            job.listen(Duration::from_micros(random.below(6_000)));
+            job.signal((watched + 1 + random.below(3) as u32) % 4, Signal::KILL);
+        }
+        let so_far = job.committed(watched).last().map_or(0, |(step, _)| *step);
+        job.await_step(watched, so_far + 10);
+        job.finish();
+        job.check_or(&format!("seed {seed}, run {run}"));
+    }
+}
+
+fn who_was_stopped_is_out_and_takes_no_buffer(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &[SETTING, "suspect=2000"]);
+    job.await_step(1, 6);
+    job.signal(1, Signal::STOP);
+    job.await_all_of(&[0, 2]);
+    job.signal(1, Signal::CONT);
+    job.await_told(1, |told| matches!(told, Told::End(_)));
+    job.await_further_steps();
+    job.finish();
+    job.check();
+    assert_eq!(job.ends(1), ["Expelled"]);
+    // Who was stopped may have mapped scratch, so that is new. The buffers on the GPU are not.
+    let registered = if fabric == "shm" { 3 } else { 2 };
+    for seat in [0, 2] {
+        assert_eq!(job.set_up(seat), (registered, 2, 1), "seat {seat}: registered, connected, epoch");
+    }
+}
+
+fn a_step_that_fails_on_one_member_is_repeated_by_all(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &[SETTING, "steps=12", "fails=1:5:2"]);
+    job.finish();
+    job.check();
+    for seat in 0..3 {
+        assert_eq!(job.committed(seat).len(), 12, "seat {seat}");
+        // Who had not begun the step when it failed has nothing to repeat.
+        assert!(job.retries(seat) <= 2, "seat {seat}");
+    }
+    assert_eq!(job.retries(1), 2);
+}
+
+fn who_joins_costs_no_retry(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &[SETTING]);
+    job.await_step(0, 5);
+    let joined = job.spawn(2, &[]);
+    job.await_all_of(&[0, 1, joined]);
+    job.finish();
+    job.check();
+    assert_eq!([0, 1, joined].map(|member| job.retries(member)), [0; 3]);
+}
+
+fn deaths_while_parts_are_made_and_used_lose_and_repeat_nothing(fabric: &str) {
+    let seed = job::seed();
+    for run in 0..2_u64 {
+        let mut random = Random::new(seed.wrapping_add(run));
+        let mut job = Job::start(fabric, 4, &[SETTING, "parts=1"]);
+        job.await_step(0, 2 + random.below(4));
+        job.listen(Duration::from_micros(random.below(40_000)));
+        job.signal(1, Signal::KILL);
+        job.await_further_steps();
+        job.finish();
+        job.check_or(&format!("seed {seed}, run {run}"));
+    }
+}
