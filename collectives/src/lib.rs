@@ -84,6 +84,6 @@ pub use pleach_vocabulary::{Collective, DataType, Factor, Parts, Rank, ReduceOp,
 #[cfg(not(loom))]
 pub use reproducible::Reproducible;
 #[cfg(not(loom))]
-pub use session::{Change, Elastic, Session, SessionError, State, Verdict};
+pub use session::{Change, Elastic, GpuState, Session, SessionError, State, Verdict};
 #[cfg(not(loom))]
 pub use window::Word;

@@ -18,6 +18,8 @@ mod persistent;
 mod ranks;
 #[path = "../../tests/rdma_devices/mod.rs"]
 mod rdma_devices;
+#[path = "gpu_memory/session.rs"]
+mod session;
 #[path = "gpu_memory/sound.rs"]
 mod sound;
 #[path = "gpu_memory/starts.rs"]
@@ -72,6 +74,9 @@ on_both! {
     sound::buffers_and_streams_go_in_any_order_while_calls_use_them
     sound::rounds_that_are_forgotten_or_dropped_half_done_touch_no_memory_of_others
     sound::gpu_buffers_outlive_their_group_and_calls_its_last_handle
+    session::who_joins_over_tcp_has_the_state_that_is_on_the_gpu
+    session::who_joins_over_shm_has_the_state_that_is_on_the_gpu
+    session::a_session_has_memory_of_the_kind_that_its_groups_work_on
     starts::a_started_call_comes_after_the_earlier_work_of_its_stream
     starts::a_thread_of_the_group_carries_started_calls_on
     starts::every_call_that_can_be_started_gives_what_the_blocking_one_gives

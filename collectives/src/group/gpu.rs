@@ -64,6 +64,11 @@ impl<T: Element> GpuBuffer<T> {
         Self { memory: Arc::new(Held::Own(memory, None)), len, _element: PhantomData }
     }
 
+    /// Another handle of this buffer.
+    pub(crate) fn same(&self) -> Self {
+        Self { memory: self.held(), len: self.len, _element: PhantomData }
+    }
+
     /// The elements that fit memory which other code allocated, and which it frees after the buffer
     /// is dropped. Before each call the driver is asked whether the allocation still exists. The
     /// check does not see that an allocator with a cache has given the memory to other code.

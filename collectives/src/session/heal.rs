@@ -8,20 +8,30 @@
 //! the step begins. With [`Heal::Hidden`](super::Heal) all that goes on beside the newcomer's first
 //! step ([`hidden`](super::hidden)).
 //!
+//! A state on a GPU ([`GpuState`](super::GpuState)) has a copy in the host's memory, registered
+//! once for all epochs. A member fills the copy from the GPU before it hashes or lends the state,
+//! and others read the copy. A newcomer reads to the host's memory as any state, and copies to the
+//! GPU what has the right hashes. So no peer knows where a state is on a GPU, and no fence takes
+//! it.
+//!
 //! **Invariants:** a newcomer updates no state before every block that it has read has the hash
 //! that most members have for it. What it reads is written to memory that no reference of the
 //! program points to ([`State`](super::State)). While a state is read nobody changes it: all
-//! members wait, or the epoch is over and the read counts for nothing, but for the same step.
+//! members wait, or the epoch is over and the read counts for nothing, but for the same step. A
+//! copy is filled after the work of the last update has ended on the GPU, and only when nobody
+//! reads it in an epoch that goes on.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::Duration;
 
+use pleach_transport::cuda::{CudaEvent, CudaMemory};
 use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::{RegionKey, RemoteSlice, Slice};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::SessionError;
-use crate::group::session_buffer;
+use crate::group::{Buffer, session_buffer};
 
 /// Bytes of a block, of which one hash tells.
 pub(crate) const BLOCK_BYTES: usize = 4 << 20;
@@ -31,6 +41,13 @@ const COUNT_MAX: usize = 1 << 24;
 
 /// Bytes of a state's name at most.
 pub(crate) const NAME_BYTES_MAX: usize = 1024;
+
+/// Longest wait for the last update of a state on a GPU, and for a copy of it.
+const GPU_LIMIT: Duration = Duration::from_secs(60);
+
+/// Locked while the program changes a state, or the session reads it. Inside, of a state on a GPU:
+/// an event behind the work of all changes, unless that is known to have ended.
+pub(crate) type InUse = Arc<Mutex<Option<CudaEvent>>>;
 
 /// What a process says about states, in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,25 +106,52 @@ pub(crate) struct Entry {
     /// The element's name.
     element: &'static str,
     bytes: usize,
-    /// Registered; nobody but the state itself writes to it.
+    /// Registered; nobody but the state itself writes to it, or, where that is on a GPU, the
+    /// session.
     memory: Slice,
     /// What was read from the members, in the place of `memory`.
     healed: Arc<OnceLock<Slice>>,
-    /// Locked while the program changes the state, or the session reads it.
-    in_use: Arc<Mutex<()>>,
+    in_use: InUse,
+    /// Where the state is, if not in `memory`.
+    on_gpu: Option<Arc<CudaMemory>>,
 }
 
 impl Entry {
     pub(crate) fn new(element: &'static str, bytes: usize, memory: Slice) -> Self {
-        Self { element, bytes, memory, healed: Arc::default(), in_use: Arc::default() }
+        Self { element, bytes, memory, healed: Arc::default(), in_use: Arc::default(), on_gpu: None }
+    }
+
+    /// The same of a state on a GPU, of which `memory` is the copy.
+    pub(crate) fn on_gpu(self, state: Arc<CudaMemory>) -> Self {
+        Self { on_gpu: Some(state), ..self }
     }
 
     pub(crate) fn healed(&self) -> Arc<OnceLock<Slice>> {
         Arc::clone(&self.healed)
     }
 
-    pub(crate) fn in_use(&self) -> Arc<Mutex<()>> {
+    pub(crate) fn in_use(&self) -> InUse {
         Arc::clone(&self.in_use)
+    }
+
+    /// Nobody changes the state while this is held. Of a state on a GPU the last change is done.
+    fn unchanged(&self, name: &str) -> Result<MutexGuard<'_, Option<CudaEvent>>, SessionError> {
+        // Who changes it now may be this very thread, so nobody waits.
+        let mut unchanged = match self.in_use.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(SessionError::StateInUse(name.to_owned())),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(unchanged) => unchanged,
+        };
+        if let Some(change) = &*unchanged {
+            change.wait(GPU_LIMIT)?;
+            *unchanged = None;
+        }
+        Ok(unchanged)
+    }
+
+    /// The bytes of this memory of the host.
+    fn bytes_of(&self, memory: &Slice) -> Buffer<u8> {
+        session_buffer(memory.clone(), self.bytes, 0)
     }
 
     fn now(&self) -> &Slice {
@@ -169,13 +213,10 @@ impl States {
     fn hashes(&self) -> Result<Vec<u64>, SessionError> {
         let mut hashes = Vec::new();
         for (name, entry) in &self.by_name {
-            // Who changes it now may be this very thread, so nobody waits.
-            let in_use = entry.in_use.try_lock();
-            let _unchanged = match in_use {
-                Err(TryLockError::WouldBlock) => return Err(SessionError::StateInUse(name.clone())),
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Ok(unchanged) => unchanged,
-            };
+            let _unchanged = entry.unchanged(name)?;
+            if let Some(state) = &entry.on_gpu {
+                state.load(0, &mut entry.bytes_of(entry.now()), GPU_LIMIT)?;
+            }
             for from in (0..entry.bytes).step_by(BLOCK_BYTES) {
                 let block = from..entry.bytes.min(from + BLOCK_BYTES);
                 hashes.push(hash(entry.now().slice(block).expect("inside of it")));
@@ -194,6 +235,8 @@ impl States {
         &self,
         memory: impl Fn(usize) -> Result<Slice, SessionError>,
     ) -> Result<(Manifest, Vec<Slice>), SessionError> {
+        // First, as that fills the copies of states on a GPU.
+        let hashes = self.hashes()?;
         let readable = |entry: &Entry| {
             if !self.are_taken {
                 return Ok(entry.now().clone());
@@ -204,7 +247,7 @@ impl States {
         };
         let slices = self.by_name.values().map(readable).collect::<Result<Vec<_>, SessionError>>()?;
         let remote = slices.iter().map(Slice::remote).collect();
-        Ok((Manifest { slices: remote, hashes: self.hashes()? }, slices))
+        Ok((Manifest { slices: remote, hashes }, slices))
     }
 
     /// The blocks of all states, in the order of the hashes: number of the state, and bytes.
@@ -227,11 +270,17 @@ impl States {
     }
 
     /// The states are what was read.
-    pub(crate) fn heal(&self, memory: Vec<Slice>) {
+    pub(crate) fn heal(&self, memory: Vec<Slice>) -> Result<(), SessionError> {
+        for ((name, entry), memory) in self.by_name.iter().zip(&memory) {
+            let Some(state) = &entry.on_gpu else { continue };
+            let _unchanged = entry.unchanged(name)?;
+            state.store(0, &entry.bytes_of(memory), GPU_LIMIT)?;
+        }
+        // After the last error that there may be, as a session heals once.
         for (entry, memory) in self.by_name.values().zip(memory) {
-            // A session heals once.
             let _ = entry.healed.set(memory);
         }
+        Ok(())
     }
 }
 

@@ -194,7 +194,7 @@ impl Healing {
             return Err(SessionError::StatesLost);
         }
         let Some(memory) = self.read_all(sources, &own.states, &mut own.kept)? else { return Ok(false) };
-        own.states.heal(memory);
+        own.states.heal(memory)?;
         (own.has_them, own.kept) = (true, None);
         self.say(&self.others(), Said::Healed);
         // Those that came with this process read too.
@@ -213,7 +213,7 @@ impl Healing {
             let read = reader.read_all(&sources, &states, &mut kept);
             hidden.keep(kept);
             let Some(memory) = read? else { return Ok(false) };
-            states.heal(memory);
+            states.heal(memory)?;
             reader.say(&reader.others(), Said::Healed);
             Ok(true)
         })

@@ -77,7 +77,7 @@ pub use change::{Change, SessionError, Unreceived, Verdict};
 pub use elastic::{Elastic, Heal};
 pub use pleach_membership::{Process, Reason, Seat};
 pub use split::Split;
-pub use state::State;
+pub use state::{GpuState, State};
 pub use timeline::Timeline;
 
 use crate::engine::{Carried, EpochEnd, FaultKind, StatusBoard};
@@ -96,6 +96,7 @@ use meeting::EpochStore;
 use member::Member;
 use shared_device::SharedDevice;
 use split::Splits;
+use state::Declared;
 
 /// This part of the time until suspicion a process that leaves waits for others that leave too.
 const LEAVING_TOGETHER: u32 = 8;
@@ -325,19 +326,44 @@ impl Session {
     /// There is a state of this name, or the name is too long. There is no memory, or it cannot be
     /// registered.
     pub fn state<T: Element>(&mut self, name: &str, len: usize) -> Result<State<T>, SessionError> {
+        self.expect_new_state(name)?;
+        let bytes = len.saturating_mul(size_of::<T>());
+        let memory = self.memory(bytes)?;
+        let elements = session_buffer(memory.clone(), len, self.number);
+        let entry = Entry::new(T::DATA_TYPE.name(), bytes, memory);
+        Ok(State::new(self.declare(name, entry), elements, Arc::clone(&self.gate)))
+    }
+
+    /// As [`Session::state`], in the memory of the GPU on which the groups work
+    /// ([`Options::space`]). It takes as many bytes of the host's memory besides, from when members
+    /// compare or read it for the first time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::state`]. The groups work on the host's memory, or the GPU has too little.
+    pub fn gpu_state<T: Element>(&mut self, name: &str, len: usize) -> Result<GpuState<T>, SessionError> {
+        self.expect_new_state(name)?;
+        let bytes = len.saturating_mul(size_of::<T>());
+        let on_gpu = self.gpu_memory(bytes)?;
+        let elements = GpuBuffer::in_memory(Arc::clone(&on_gpu), len);
+        let entry = Entry::new(T::DATA_TYPE.name(), bytes, self.memory(bytes)?).on_gpu(on_gpu);
+        Ok(GpuState::new(self.declare(name, entry), elements))
+    }
+
+    fn expect_new_state(&self, name: &str) -> Result<(), SessionError> {
         if name.len() > NAME_BYTES_MAX {
             return Err(SessionError::StateName { bytes: name.len(), bytes_max: NAME_BYTES_MAX });
         }
         if self.own.states().contains(name) {
             return Err(SessionError::StateTaken(name.to_owned()));
         }
-        let bytes = len.saturating_mul(size_of::<T>());
-        let memory = self.memory(bytes)?;
-        let elements = session_buffer(memory.clone(), len, self.number);
-        let entry = Entry::new(T::DATA_TYPE.name(), bytes, memory);
-        let state = State::new(name, elements, &entry, self.own.has_them(), Arc::clone(&self.gate));
+        Ok(())
+    }
+
+    fn declare(&mut self, name: &str, entry: Entry) -> Declared {
+        let declared = Declared::new(name, &entry, self.own.has_them());
         self.own.states_mut().add(name, entry);
-        Ok(state)
+        declared
     }
 
     /// Splits the group of each epoch, as [`Group::split`] does, from the next step on. Members for

@@ -1,15 +1,41 @@
 //! States of a job: what is equal on all members.
+//!
+//! A [`State`] is in the host's memory, a [`GpuState`] in a GPU's. Members read each other's states
+//! in the host's memory in any case ([`heal`](super::heal)).
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use pleach_transport::Slice;
+use pleach_transport::cuda::Stream;
 use pleach_transport::mutex::lock;
 
-use super::heal::Entry;
+use super::heal::{Entry, InUse};
 use super::hidden::Gate;
-use crate::group::{Buffer, Element, session_buffer};
+use crate::group::{Buffer, CollectiveError, Element, GpuBuffer, session_buffer};
+
+/// What a state has of its session.
+pub(crate) struct Declared {
+    name: String,
+    /// What this process has read from the members, once it has.
+    healed: Arc<OnceLock<Slice>>,
+    /// This process has begun the job.
+    is_first: bool,
+    /// Locked while the state changes, or the session reads it.
+    in_use: InUse,
+}
+
+impl Declared {
+    pub(crate) fn new(name: &str, entry: &Entry, is_first: bool) -> Self {
+        let (name, healed, in_use) = (name.to_owned(), entry.healed(), entry.in_use());
+        Self { name, healed, is_first, in_use }
+    }
+
+    fn is_here(&self) -> bool {
+        self.is_first || self.healed.get().is_some()
+    }
+}
 
 /// Elements that are equal on all members: each changes them alike, after a step was committed.
 /// Derefs to a slice.
@@ -18,41 +44,28 @@ use crate::group::{Buffer, Element, session_buffer};
 /// [`Heal::Hidden`](super::Heal), after that step at the latest ([`State::update`] waits for them).
 /// A slice of them that was taken before still shows zeros.
 pub struct State<T: Element> {
-    name: String,
+    declared: Declared,
     elements: Buffer<T>,
-    /// What this process has read from the members, once it has.
-    healed: Arc<OnceLock<Slice>>,
-    /// The same, as elements.
+    /// What was read from the members, as elements.
     read: OnceLock<Buffer<T>>,
-    /// This process has begun the job.
-    is_first: bool,
     gate: Arc<Gate>,
-    /// Locked while the state changes, or the session reads it.
-    in_use: Arc<Mutex<()>>,
 }
 
 impl<T: Element> State<T> {
-    pub(crate) fn new(
-        name: &str,
-        elements: Buffer<T>,
-        entry: &Entry,
-        is_first: bool,
-        gate: Arc<Gate>,
-    ) -> Self {
-        let (name, healed, in_use) = (name.to_owned(), entry.healed(), entry.in_use());
-        Self { name, elements, healed, read: OnceLock::new(), is_first, gate, in_use }
+    pub(crate) fn new(declared: Declared, elements: Buffer<T>, gate: Arc<Gate>) -> Self {
+        Self { declared, elements, read: OnceLock::new(), gate }
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.declared.name
     }
 
     /// Whether it is here. In a process that joined it is not before it was read from the members.
     #[must_use]
     pub fn is_here(&self) -> bool {
-        self.is_first || self.healed.get().is_some()
+        self.declared.is_here()
     }
 
     /// Changes it, as all members do after a step that was committed.
@@ -69,13 +82,13 @@ impl<T: Element> State<T> {
             return;
         }
         let _ = self.now();
-        let _changes = lock(&self.in_use);
+        let _changes = lock(&self.declared.in_use);
         change(self.read.get_mut().unwrap_or(&mut self.elements));
     }
 
     /// The elements that count now.
     fn now(&self) -> &Buffer<T> {
-        let Some(healed) = self.healed.get() else { return &self.elements };
+        let Some(healed) = self.declared.healed.get() else { return &self.elements };
         self.read.get_or_init(|| session_buffer(healed.clone(), self.elements.len(), 0))
     }
 }
@@ -90,6 +103,73 @@ impl<T: Element> Deref for State<T> {
 
 impl<T: Element> fmt::Debug for State<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "State({}, {} elements)", self.name, self.elements.len())
+        write!(formatter, "State({}, {} elements)", self.name(), self.elements.len())
+    }
+}
+
+/// A state in a GPU's memory: elements that are equal on all members, at one address as long as it
+/// lives. Derefs to a [`GpuBuffer`], to be read.
+///
+/// A process that joined finds them when its first step begins.
+pub struct GpuState<T: Element> {
+    declared: Declared,
+    elements: GpuBuffer<T>,
+}
+
+impl<T: Element> GpuState<T> {
+    pub(crate) fn new(declared: Declared, elements: GpuBuffer<T>) -> Self {
+        Self { declared, elements }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.declared.name
+    }
+
+    /// Whether it is here. In a process that joined it is not before it was read from the members.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.declared.is_here()
+    }
+
+    /// Changes it, as all members do after a step that was committed. `change` copies to the
+    /// buffer, or puts kernels and copies that write to its address into `stream`, where they come
+    /// after those of the update before, in whatever stream. It need not wait for them: the session
+    /// does, before it reads the state. They must have ended when session and state are dropped. A
+    /// buffer that `change` puts in the place of the one that it is given is not the state.
+    ///
+    /// `change` calls nothing of the session: a call that reads the states then, here or on another
+    /// thread, fails with [`SessionError::StateInUse`](super::SessionError).
+    ///
+    /// # Errors
+    ///
+    /// What `change` returns, or the driver's error.
+    pub fn update(
+        &mut self,
+        stream: &Stream,
+        change: impl FnOnce(&mut GpuBuffer<T>) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let mut last_change = lock(&self.declared.in_use);
+        // So the mark of this change is behind all of them.
+        last_change.as_ref().map_or(Ok(()), |change| stream.wait_event(change))?;
+        let outcome = change(&mut self.elements.same());
+        // Also where `change` has failed: what it has put into the stream is done all the same.
+        *last_change = Some(stream.record_event()?);
+        outcome
+    }
+}
+
+impl<T: Element> Deref for GpuState<T> {
+    type Target = GpuBuffer<T>;
+
+    fn deref(&self) -> &GpuBuffer<T> {
+        &self.elements
+    }
+}
+
+impl<T: Element> fmt::Debug for GpuState<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "GpuState({}, {:?})", self.name(), self.elements)
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn make_steps(mut session: Session, seat: u32, mut settings: Settings
     let mut sums = session.gpu_buffer::<u64>(2 + ELEMENTS).expect("there is room");
     let mut watched = session.gpu_buffer::<u64>(WATCHED).expect("there is room");
     watched.store(&[0x5eed; WATCHED]).expect("stored");
-    let mut applied = session.state::<u64>("applied", settings.state).expect("there is memory");
+    let mut applied = session.gpu_state::<u64>("applied", settings.state).expect("there is room");
     loop {
         let step = session.step();
         let mut all = Vec::new();
@@ -70,8 +70,19 @@ pub(super) fn make_steps(mut session: Session, seat: u32, mut settings: Settings
         assert!(watched.to_vec().expect("it is there").iter().all(|word| *word == 0x5eed));
         match verdict {
             Ok(Verdict::Committed) => {
-                applied.update(|applied| applied[0] = applied[0].wrapping_mul(31).wrapping_add(all[0]));
-                say(&format!("committed {step} {} {}", all[0], applied[0]));
+                let mut next = applied.to_vec().expect("it is there");
+                let last = next.len() - 1;
+                assert_eq!(next[0], next[last], "all of the state is there");
+                next[0] = next[0].wrapping_mul(31).wrapping_add(step << 8 | all[0]);
+                next[last] = next[0];
+                next[last / 2] += u64::from(settings.errs == Some((seat, step)));
+                applied.update(&stream, |applied| applied.store(&next)).expect("is stored");
+                if settings.audits
+                    && let Err(error) = session.audit()
+                {
+                    return end(&error);
+                }
+                say(&format!("committed {step} {} {}", all[0], next[0]));
                 if all[1] > 0 {
                     break;
                 }
