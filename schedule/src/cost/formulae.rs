@@ -7,8 +7,8 @@ use crate::generate::{Access, Algorithm};
 use crate::rank_space::RankSpace;
 
 impl Work {
-    /// The closed form, where there is one: for puts, except where the ranks that a power of two
-    /// leaves over have blocks of their own, and in grids with holes.
+    /// The closed form, where there is one: for puts, except in grids with holes; mapped, of the
+    /// schedules that are long and are no families.
     #[must_use]
     pub fn formula(
         collective: Collective,
@@ -16,7 +16,7 @@ impl Work {
         ranks: u32,
         access: Access,
     ) -> Option<Self> {
-        if access == Access::Mapped || !algorithm.carries_out(collective) || ranks == 0 {
+        if !algorithm.carries_out(collective) || ranks == 0 {
             return None;
         }
         let alone = matches!(collective, Collective::SendRecv { from, to } if from == to);
@@ -24,6 +24,9 @@ impl Work {
             return Some(Self::puts(1, 0, 0, 0));
         }
         let p = ranks;
+        if access == Access::Mapped {
+            return Self::mapped(collective, algorithm, p);
+        }
         match algorithm {
             Algorithm::Direct => Some(match collective {
                 Collective::AllReduce => Self::puts(p, 2, 2 * (p - 1), 2 * (p - 1)).reducing(1, p - 1),
@@ -53,7 +56,7 @@ impl Work {
                 Some(work.along(p - 1, 3 * reduces * (p - 1)))
             }
             Algorithm::RecursiveDoubling => Some(Self::recursive_doubling(collective, p)),
-            Algorithm::HalvingDoubling => Self::halving_doubling(collective, p),
+            Algorithm::HalvingDoubling => Some(Self::halving_doubling(collective, p)),
             Algorithm::DoubleTree => Some(Self::double_tree(collective, p)),
             Algorithm::Grid(shape) => {
                 let space = shape.space(p).ok().filter(RankSpace::is_full)?;
@@ -121,27 +124,78 @@ impl Work {
         work.along(path, 0)
     }
 
-    fn halving_doubling(collective: Collective, ranks: u32) -> Option<Self> {
+    fn halving_doubling(collective: Collective, ranks: u32) -> Self {
         let (participants, exchanges) = (1 << ranks.ilog2(), ranks.ilog2());
-        let folded = ranks > participants;
+        let others = ranks - participants;
         let most = participants - 1;
+        let reduces = u32::from(collective.reduces());
         match collective {
-            Collective::AllReduce if folded => {
+            Collective::AllReduce if others > 0 => {
                 let moved = 2 * most + participants;
                 let work = Self::puts(participants, 2 * exchanges + 2, moved, moved);
-                Some(work.reducing(participants, most + participants))
+                work.reducing(participants, most + participants)
             }
             Collective::AllReduce => {
                 let work = Self::puts(participants, 2 * exchanges, 2 * most, 2 * most);
-                Some(work.reducing(participants / 2, most))
+                work.reducing(participants / 2, most)
             }
-            _ if folded => None,
+            _ if others > 0 => {
+                // The others have blocks of their own. Only from one of them to another is the path
+                // two longer.
+                let rounds = exchanges + 2 + u32::from(2 * others > participants);
+                let more = (1..others).map(|other| exchanges - other.ilog2()).sum::<u32>();
+                let moved = 2 * participants + exchanges - 1 + more;
+                let work = Self::puts(ranks, rounds, moved + ranks - 1, moved);
+                work.reducing(reduces * ranks, reduces * moved)
+            }
             _ => {
                 let work = Self::puts(participants, exchanges + 1, 2 * most, most);
-                let reduces = u32::from(collective.reduces());
-                Some(work.reducing(reduces * participants / 2, reduces * most))
+                work.reducing(reduces * participants / 2, reduces * most)
             }
         }
+    }
+
+    /// Mapped. Signals are those of puts, but nothing moves.
+    fn mapped(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Option<Self> {
+        let (p, others) = (ranks, ranks - 1);
+        let pairwise = matches!(
+            collective,
+            Collective::AllToAll
+                | Collective::Gather { .. }
+                | Collective::Scatter { .. }
+                | Collective::SendRecv { .. }
+        );
+        let (passed, passed_on_path) = match algorithm {
+            // Who wants a part reads it in place.
+            Algorithm::Direct if pairwise => match collective {
+                Collective::AllToAll | Collective::Gather { .. } => (2 * others, 2),
+                _ => (2, 2),
+            },
+            Algorithm::Exchange => (2 * p + 1, 0),
+            // A copy to scratch, and one out of it.
+            Algorithm::Eager => match collective {
+                Collective::Reduce { .. } => (p + 1, p + 3),
+                Collective::ReduceScatter => (2 * others + p + 1, p + 3),
+                Collective::Broadcast { .. } => (p, p + 2),
+                Collective::AllGather => (p + 2 * others, p + 2),
+                Collective::AllToAll => (4 * others, 4),
+                Collective::SendRecv { .. } => (2, 4),
+                _ => (2 * others, 4),
+            },
+            Algorithm::RecursiveDoubling if collective == Collective::Barrier => (0, 0),
+            // Each sum goes to the peer in the pass that makes it.
+            Algorithm::RecursiveDoubling if p.is_power_of_two() => (4 * p.ilog2() + 1, 0),
+            Algorithm::RecursiveDoubling => (4 * p.ilog2() + 4, 4 * p.ilog2() + 6),
+            Algorithm::HalvingDoubling if !p.is_power_of_two() => match collective {
+                Collective::AllReduce => (7 * (1 << p.ilog2()) - 3, 0),
+                Collective::AllGather => (2 * others, 0),
+                _ => (Self::halving_doubling(collective, p).passed, 0),
+            },
+            _ => return None,
+        };
+        let by_puts = Self::formula(collective, algorithm, ranks, Access::Put)?;
+        let still = Self { moved: 0, moved_on_path: 0, passed, passed_on_path: 0, ..by_puts };
+        Some(still.along(0, passed_on_path))
     }
 
     fn grid(collective: Collective, ranks: u32, extents: &[u32]) -> Self {
@@ -213,6 +267,7 @@ impl Work {
         Self { passed: 2 * copies, passed_on_path: 2 * copies, ..self }
     }
 
+    /// With so much one after the other, if that is more than any rank has.
     fn along(mut self, moved: u32, passed: u32) -> Self {
         self.moved_on_path = self.moved.max(moved);
         self.passed_on_path = self.passed.max(passed);
