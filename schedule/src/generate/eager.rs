@@ -55,48 +55,58 @@ pub(super) enum EagerTree {
 }
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form: &EagerTree) -> Schedule {
-    let (blocks, tree): (Vec<Block>, Box<dyn Fn(BlockId) -> Tree>) = match (collective.root(), form) {
-        _ if collective.ends(0, ranks).is_some() => {
-            let tree = move |part| Tree::new(ranks, pair(collective, part, ranks));
-            (block_for_each_part(collective, ranks), Box::new(tree))
-        }
-        (Some(root), EagerTree::Star) => (one_block(), Box::new(move |_| Tree::star(ranks, root))),
-        (Some(root), EagerTree::Binomial) => (one_block(), Box::new(move |_| Tree::binomial(ranks, root))),
-        (None, _) => {
-            (block_for_each_rank(collective, ranks), Box::new(move |block| Tree::star(ranks, block)))
-        }
+    let root = collective.root();
+    let blocks = match root {
+        _ if collective.ends(0, ranks).is_some() => block_for_each_part(collective, ranks),
+        Some(_) => one_block(),
+        None => block_for_each_rank(collective, ranks),
+    };
+    let passed_on = |rank, block: BlockId, parent, children: &[Rank]| {
+        let part = blocks[block as usize].part;
+        let gives = collective.input_parts(rank, ranks).contains(part);
+        let keeps = collective.output_parts(rank, ranks).contains(part);
+        let mut lane = Program::new(access, rank, block);
+        down(&mut lane, parent, children, gives, keeps);
+        lane.finish()
     };
     let mut programs: Vec<Vec<((bool, u32), Lane)>> = (0..ranks).map(|_| Vec::new()).collect();
-    for block in 0..blocks.len() as BlockId {
-        let tree = tree(block);
-        for (rank, lanes) in (0..).zip(&mut programs) {
-            let mut lane = Program::new(access, rank, block);
-            if collective.reduces() {
-                up(&mut lane, &tree, rank);
-            } else {
-                let part = blocks[block as usize].part;
-                let gives = collective.input_parts(rank, ranks).contains(part);
-                let keeps = collective.output_parts(rank, ranks).contains(part);
-                down(&mut lane, &tree, rank, gives, keeps);
-            }
+    for (block, &Block { part, .. }) in (0..).zip(&blocks) {
+        let mut add = |rank: Rank, is_root: bool, lane: Option<Lane>| {
             // Lanes that other ranks wait for come first.
-            let takes = tree.parent(rank).is_none() == collective.reduces();
+            let takes = is_root == collective.reduces();
             let distance = (block + ranks - rank) % ranks;
-            lanes.extend(lane.finish().map(|lane| ((takes, distance), lane)));
+            programs[rank as usize].extend(lane.map(|lane| ((takes, distance), lane)));
+        };
+        if let Some((from, to)) = collective.ends(part, ranks) {
+            // Nobody else touches it.
+            let taker = (from != to).then_some(to);
+            add(from, true, passed_on(from, block, None, taker.as_slice()));
+            if from != to {
+                add(to, false, passed_on(to, block, Some(from), &[]));
+            }
+            continue;
+        }
+        let tree = match form {
+            EagerTree::Star => Tree::star(ranks, root.unwrap_or(block)),
+            EagerTree::Binomial => Tree::binomial(ranks, root.unwrap_or(block)),
+        };
+        for rank in 0..ranks {
+            let lane = if collective.reduces() {
+                up(access, &tree, rank, block)
+            } else {
+                passed_on(rank, block, tree.parent(rank), tree.children(rank))
+            };
+            add(rank, tree.parent(rank).is_none(), lane);
         }
     }
-    Schedule { collective, window: 1, single_chunk: true, blocks, programs: ordered_lanes(programs) }
-}
-
-/// The edge from the rank that gets a part to the rank that gives it, if the two differ.
-fn pair(collective: Collective, part: u32, ranks: u32) -> Option<(Rank, Rank)> {
-    collective.ends(part, ranks).filter(|(from, to)| from != to).map(|(from, to)| (to, from))
+    Schedule { collective, window: 1, single_chunk: true, programs: ordered_lanes(programs), blocks }
 }
 
 /// The signal slot of all data.
 const DATA: SignalSlot = SignalSlot(0);
 
-fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
+fn up(access: Access, tree: &Tree, rank: Rank, block: BlockId) -> Option<Lane> {
+    let mut lane = Program::new(access, rank, block);
     let mut contributions = vec![(rank, Part::Input)];
     for (slot, &child) in (0..).zip(tree.children(rank)) {
         lane.wait(child, DATA);
@@ -112,10 +122,11 @@ fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
         }
         None => lane.deliver(&from, &[Part::Output], Part::Output, &[]),
     };
+    lane.finish()
 }
 
-fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank, gives: bool, keeps: bool) {
-    let source = match tree.parent(rank) {
+fn down(lane: &mut Program<'_>, parent: Option<Rank>, children: &[Rank], gives: bool, keeps: bool) {
+    let source = match parent {
         Some(parent) => {
             lane.wait(parent, DATA);
             Part::Scratch(0)
@@ -125,7 +136,7 @@ fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank, gives: bool, keeps: boo
         None => return,
     };
     // The child that passes most on comes first.
-    let below = tree.children(rank).iter().rev();
+    let below = children.iter().rev();
     let targets: Vec<Target> =
         below.map(|&rank| Target { rank, part: Part::Scratch(0), signal_slot: DATA }).collect();
     let keep: &[Part] = if keeps { &[Part::Output] } else { &[] };
