@@ -395,6 +395,12 @@ impl Platform {
     }
 }
 
+/// How many steps of schedules this thread has counted.
+#[cfg(test)]
+pub(crate) fn steps_counted() -> usize {
+    count::STEPS.get()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

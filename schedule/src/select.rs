@@ -1,7 +1,9 @@
 //! Selection of an algorithm: by the cost model, or by name.
 //!
 //! [`select`] prices every algorithm that carries out the collective, and keeps the prices: a
-//! [`Selection`] prints as its table.
+//! [`Selection`] prints as its table. Of an algorithm that is named only its own forms are priced,
+//! and of a form that is named nothing is; who wants the others too asks
+//! [`Selection::beside_others`].
 
 use std::fmt;
 
@@ -33,7 +35,8 @@ pub struct Selection {
     pub algorithm: Algorithm,
     /// How peers are to be reached.
     pub access: Access,
-    /// All candidates, the best first.
+    /// What was priced, the best first: all candidates, or the forms of the algorithm that was
+    /// named.
     pub table: Vec<Candidate>,
 }
 
@@ -42,6 +45,22 @@ impl Selection {
     #[must_use]
     pub fn predicted_s(&self) -> Option<f64> {
         self.table.iter().find(|row| row.algorithm == self.algorithm).map(|row| row.seconds)
+    }
+
+    /// The same choice, with the prices of all candidates on the platform that it was made for.
+    ///
+    /// # Errors
+    ///
+    /// When there is no schedule of a candidate after all.
+    pub fn beside_others(self, platform: &Platform) -> Result<Self, SelectError> {
+        let Self { collective, bytes, ref algorithm, .. } = self;
+        if self.table.iter().any(|row| row.algorithm != *algorithm) {
+            return Ok(self);
+        }
+        let mut algorithms = vec![algorithm.clone()];
+        let others = candidates_on(collective, bytes, platform).into_iter();
+        algorithms.extend(others.filter(|other| other != algorithm));
+        Ok(Self { table: price(collective, bytes, platform, &algorithms)?, ..self })
     }
 }
 
@@ -175,6 +194,21 @@ pub fn select_algorithm(
     bytes: u64,
     platform: &Platform,
 ) -> Result<Selection, SelectError> {
+    let named = named_on(algorithm, collective, bytes, platform)?;
+    let table = price(collective, bytes, platform, std::slice::from_ref(&named))?;
+    // Without a price, take the form that moves the least data.
+    let best = platform.forms(&named).last().copied().unwrap_or(Access::Put);
+    let access = table.first().map_or(best, |row| row.access);
+    Ok(Selection { collective, ranks: platform.ranks(), bytes, algorithm: named, access, table })
+}
+
+/// The algorithm of this name, which the platform completes.
+fn named_on(
+    algorithm: &Algorithm,
+    collective: Collective,
+    bytes: u64,
+    platform: &Platform,
+) -> Result<Algorithm, SelectError> {
     let ranks = platform.ranks();
     if !algorithm.carries_out(collective) {
         let (algorithm, known) = (algorithm.clone(), Algorithm::names(collective));
@@ -191,18 +225,11 @@ pub fn select_algorithm(
     check(collective, &named, ranks)?;
     expect_short(collective, &named, ranks, bytes)?;
     expect_joined(collective, &named, platform)?;
-    let mut algorithms = vec![named.clone()];
-    let others = candidates_on(collective, bytes, platform).into_iter();
-    algorithms.extend(others.filter(|algorithm| *algorithm != named));
-    let table = price(collective, bytes, platform, &algorithms)?;
-    // Without a price, take the form that moves the least data.
-    let best = platform.forms(&named).last().copied().unwrap_or(Access::Put);
-    let form = table.iter().find(|row| row.algorithm == named).map_or(best, |row| row.access);
-    Ok(Selection { collective, ranks, bytes, algorithm: named, access: form, table })
+    Ok(named)
 }
 
-/// Takes exactly this variant, as far as it names a form. The prices are those of
-/// [`select_algorithm`]: they hold for the usual window and chunks only.
+/// Takes exactly this variant, as far as it names a form. Nothing is priced but the forms to choose
+/// from, where there are several; these prices hold for the usual window and chunks only.
 ///
 /// # Errors
 ///
@@ -220,14 +247,19 @@ pub fn select_variant(
     {
         return Err(SelectError::Chunk { bytes });
     }
-    let selection = select_algorithm(&variant.algorithm, collective, bytes, platform)?;
-    match variant.access {
-        Some(access) if !platform.forms(&selection.algorithm).contains(&access) => {
-            Err(SelectError::NotMapped { algorithm: selection.algorithm })
-        }
-        Some(access) => Ok(Selection { access, ..selection }),
-        None => Ok(selection),
-    }
+    let algorithm = named_on(&variant.algorithm, collective, bytes, platform)?;
+    let forms = platform.forms(&algorithm);
+    // Over known links there are prices of puts alone.
+    let is_wired = platform.wiring.is_some();
+    let access = match (variant.access, forms) {
+        (Some(access), _) if !forms.contains(&access) => return Err(SelectError::NotMapped { algorithm }),
+        (Some(access), _) => access,
+        (None, _) if is_wired => Access::Put,
+        (None, &[only]) => only,
+        (None, _) => return select_algorithm(&algorithm, collective, bytes, platform),
+    };
+    let (ranks, table) = (platform.ranks(), Vec::new());
+    Ok(Selection { collective, ranks, bytes, algorithm, access, table })
 }
 
 /// The algorithms that carry out a collective on these hosts. Where links are known, also two
@@ -406,11 +438,16 @@ fn work(
 impl fmt::Display for Selection {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "{}, {} ranks, {} bytes:", self.collective, self.ranks, self.bytes)?;
+        let mut is_shown = false;
         for row in &self.table {
             let chosen = row.algorithm == self.algorithm && row.access == self.access;
             let name = row.algorithm.to_string();
             let (mark, micros) = (if chosen { '>' } else { ' ' }, row.seconds * 1e6);
             writeln!(formatter, "{mark} {name:<20} {:<6} {micros:>14.2} us", row.access.to_string())?;
+            is_shown |= chosen;
+        }
+        if !is_shown {
+            writeln!(formatter, "> {:<20} {:<6} not priced", self.algorithm.to_string(), self.access)?;
         }
         Ok(())
     }
@@ -506,10 +543,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_overrides_the_prices_and_the_table_still_shows_them() {
+    fn a_name_overrides_the_prices_and_they_can_still_be_had() {
         let platform = Platform::one_host(6, Access::Mapped, CostModel::SHARED_MEMORY);
         let by_name = |name| select_named(name, Collective::AllReduce, 8, &platform);
-        let selection = by_name("grid:2x3").expect("it fits");
+        let alone = by_name("grid:2x3").expect("it fits");
+        assert_eq!(alone.table.len(), 2, "only its own forms are priced: {alone}");
+        let selection = alone.clone().beside_others(&platform).expect("they fit");
+        assert_eq!((&selection.algorithm, selection.access), (&alone.algorithm, alone.access));
         assert_eq!(selection.algorithm, Algorithm::Grid(vec![2, 3].into()));
         assert!(selection.table.len() > 8);
         let printed = selection.to_string();
@@ -521,6 +561,147 @@ mod tests {
             by_name("auto").expect("a choice").algorithm,
             chosen(Collective::AllReduce, 6, 8, Access::Mapped).0
         );
+    }
+
+    /// Worlds of one host and of several, with links alike and not.
+    fn worlds() -> Vec<Platform> {
+        let arranged = [
+            "1x2",
+            "1x3",
+            "1x8",
+            "1x12",
+            "1x17",
+            "1x32",
+            "2x1",
+            "2x4",
+            "4x4",
+            "3x5",
+            "6x6",
+            "9x1",
+            "3+2",
+            "5+3+8",
+            "0,1,0,1",
+            "0,1,2,0,1,2",
+        ];
+        let mut worlds = Vec::new();
+        for hosts in arranged {
+            let hosts: HostMap = hosts.parse().expect("a map");
+            for access in [Access::Put, Access::Mapped] {
+                let platform = Platform::new(hosts.clone(), access);
+                let near = platform.near.of_ranks_in_turn(hosts.ranks().div_ceil(2));
+                worlds.extend([platform.clone(), Platform { near, far: CostModel::VERBS, ..platform }]);
+            }
+        }
+        worlds
+    }
+
+    const SIZES: [u64; 6] = [0, 8, 1000, 64 << 10, 1_000_000, 1 << 30];
+
+    /// The prices of whole schedules, from which choices would be made without shortcuts.
+    fn priced_whole(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Candidate> {
+        let ranks = platform.ranks();
+        let is_uniform = platform.hosts.hosts() == 1 || platform.near == platform.far;
+        let mut table = Vec::new();
+        for algorithm in candidates_on(collective, bytes, platform) {
+            let fits = check(collective, &algorithm, ranks).map_err(SelectError::from);
+            if fits.and_then(|_| expect_short(collective, &algorithm, ranks, bytes)).is_err() {
+                continue;
+            }
+            for &access in platform.forms(&algorithm) {
+                let formula = Work::formula(collective, &algorithm, ranks, Access::Put);
+                let work = match formula.filter(|_| is_uniform && access == Access::Put) {
+                    Some(work) => work,
+                    None => {
+                        let whole = generate(collective, &algorithm, ranks, access).expect("it fits");
+                        Work::between(&whole, &platform.hosts)
+                    }
+                };
+                let seconds = platform.time(&work, bytes, CHUNK_BYTES);
+                table.push(Candidate { algorithm: algorithm.clone(), access, seconds });
+            }
+        }
+        table.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        table
+    }
+
+    #[test]
+    fn choices_and_prices_are_those_of_whole_schedules() {
+        let mut compared = 0;
+        for platform in worlds() {
+            for name in Collective::NAMES {
+                let collective = Collective::from_name(name).expect("a known name");
+                for bytes in SIZES {
+                    let selection = select(collective, bytes, &platform).expect("a choice");
+                    let table = priced_whole(collective, bytes, &platform);
+                    assert_eq!(selection.table, table, "{} {name} {bytes}", platform.hosts);
+                    compared += table.len();
+                }
+            }
+        }
+        assert!(compared > 15_000, "{compared}");
+    }
+
+    #[test]
+    fn a_named_algorithm_takes_the_form_that_it_takes_beside_all_others() {
+        let mut compared = 0;
+        for platform in worlds() {
+            for collective in [Collective::AllReduce, Collective::Broadcast { root: 1 }, Collective::AllToAll]
+            {
+                for (bytes, algorithm) in SIZES.into_iter().flat_map(|bytes| {
+                    candidates_on(collective, bytes, &platform)
+                        .into_iter()
+                        .map(move |algorithm| (bytes, algorithm))
+                }) {
+                    let variant = Variant::from(algorithm.clone());
+                    let Ok(alone) = select_variant(&variant, collective, bytes, &platform) else { continue };
+                    let beside = select(collective, bytes, &platform).expect("a choice").table;
+                    let quickest = beside.iter().find(|row| row.algorithm == algorithm).expect("its row");
+                    assert_eq!(
+                        (&alone.algorithm, alone.access),
+                        (&algorithm, quickest.access),
+                        "{}",
+                        platform.hosts
+                    );
+                    assert!(alone.table.iter().all(|row| row.algorithm == algorithm), "{alone}");
+                    let together = alone.beside_others(&platform).expect("they fit").table;
+                    let prices =
+                        |table: &[Candidate]| -> Vec<f64> { table.iter().map(|row| row.seconds).collect() };
+                    assert_eq!(prices(&together), prices(&beside));
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 4000, "{compared}");
+    }
+
+    #[test]
+    fn prices_of_many_ranks_walk_few_steps() {
+        let walked = |choose: &dyn Fn()| {
+            let before = crate::cost::steps_counted();
+            choose();
+            crate::cost::steps_counted() - before
+        };
+        let named = |algorithm: Algorithm, platform: &Platform| {
+            select_variant(&algorithm.into(), Collective::AllReduce, 64 << 10, platform).expect("it fits");
+        };
+        let hosts = |text: &str, access| Platform::new(text.parse().expect("a map"), access);
+        let far = hosts("8x8", Access::Put);
+        assert_eq!(walked(&|| named(Algorithm::Ring, &far)), 0, "there is one form, and no price");
+        let far = hosts("8x8", Access::Mapped);
+        assert_eq!(walked(&|| named(Algorithm::HalvingDoubling, &far)), 0, "there is one form here too");
+        // Of two forms one has a formula; of the other one block is counted, not 64.
+        let near = hosts("1x64", Access::Mapped);
+        assert_eq!(walked(&|| named(Algorithm::Ring, &near)), 505);
+        assert_eq!(walked(&|| named(Algorithm::Ring, &near)), 0, "it is known");
+        for (world, most) in
+            [("1x16", 704), ("1x63", 2555), ("1x64", 2976), ("1x256", 12_128), ("8x8", 18_426)]
+        {
+            let platform = hosts(world, Access::Mapped);
+            let all = || drop(select(Collective::AllReduce, 64 << 10, &platform));
+            let steps = walked(&all);
+            assert!(steps <= most, "{world}: {steps} steps");
+            assert_eq!(walked(&all), 0, "they are known");
+        }
     }
 
     #[test]

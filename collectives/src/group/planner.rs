@@ -317,7 +317,7 @@ impl Planner {
         };
         let (selection, cut) = self.selection(collective, class, largest, variant)?;
         let wanted = (selection.algorithm.clone(), selection.access);
-        let selection = if is_private && variant.is_none() { private(selection) } else { selection };
+        let selection = if is_private && variant.is_none() { self.private(selection)? } else { selection };
         let selection = self.admit(selection, variant.is_some())?;
         // The window and the chunks belong to the algorithm that was wanted. Another one may have
         // replaced it.
@@ -381,7 +381,7 @@ impl Planner {
         let selection = if let Some(variant) = variant {
             (select_variant(variant, collective, priced, platform)?, variant.into())
         } else if let Some(preferred) = &self.preferred {
-            let named = select_algorithm(preferred, collective, priced, platform);
+            let named = select_variant(&preferred.clone().into(), collective, priced, platform);
             (named.or_else(|_| select(collective, priced, platform))?, Cut::default())
         } else if let Some(variant) = pinned() {
             match select_variant(variant, collective, priced, platform) {
@@ -402,10 +402,13 @@ impl Planner {
         if !self.in_rank_order || !selection.collective.reduces() {
             return Ok(selection);
         }
-        let chosen = (selection.algorithm.clone(), selection.access);
-        let rows = selection.table.iter().map(|row| (row.algorithm.clone(), row.access));
+        if self.folds_in_rank_order(selection.collective, &selection.algorithm, selection.access)? {
+            return Ok(selection);
+        }
+        let selection = selection.beside_others(&self.platform)?;
+        let rows: Vec<_> = selection.table.iter().map(|row| (row.algorithm.clone(), row.access)).collect();
         let mut known = Vec::new();
-        for (algorithm, access) in std::iter::once(chosen).chain(rows) {
+        for (algorithm, access) in rows {
             if !self.folds_in_rank_order(selection.collective, &algorithm, access)? {
                 continue;
             }
@@ -520,16 +523,18 @@ impl Planner {
         }
         Ok(proof)
     }
-}
 
-/// The same choice, or the next best in which only the ends of a part touch it.
-fn private(selection: Selection) -> Selection {
-    if !matches!(selection.algorithm, Algorithm::Packed(_)) {
-        return selection;
-    }
-    let next = selection.table.iter().find(|row| !matches!(row.algorithm, Algorithm::Packed(_)));
-    match next.map(|row| (row.algorithm.clone(), row.access)) {
-        Some((algorithm, access)) => Selection { algorithm, access, ..selection },
-        None => selection,
+    /// The same choice, or the next best in which only the ends of a part touch it.
+    fn private(&self, selection: Selection) -> Result<Selection, CollectiveError> {
+        let is_packed = |algorithm: &Algorithm| matches!(algorithm, Algorithm::Packed(_));
+        if !is_packed(&selection.algorithm) {
+            return Ok(selection);
+        }
+        let selection = selection.beside_others(&self.platform)?;
+        let next = selection.table.iter().find(|row| !is_packed(&row.algorithm));
+        Ok(match next.map(|row| (row.algorithm.clone(), row.access)) {
+            Some((algorithm, access)) => Selection { algorithm, access, ..selection },
+            None => selection,
+        })
     }
 }

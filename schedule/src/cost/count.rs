@@ -17,6 +17,12 @@ use crate::family::{Family, Symmetry, Translations};
 use crate::hosts::HostMap;
 use crate::{BlockId, Lane, Op, Part, Place, Schedule};
 
+#[cfg(test)]
+thread_local! {
+    /// How many steps this thread has walked along.
+    pub(super) static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// The work of a schedule of ranks on these hosts.
 pub(super) fn schedule(schedule: &Schedule, hosts: &HostMap) -> Work {
     let of = hosts.by_rank();
@@ -277,6 +283,8 @@ fn critical_path(schedule: &Schedule, hosts: &[u32]) -> CriticalPath {
             let (rank, issued, first) = (rank as Rank, CriticalPath::default(), steps - lane.steps.len());
             LanePath { rank, lane, next: 0, issued, first }
         }));
+        #[cfg(test)]
+        STEPS.with(|counted| counted.set(counted.get() + steps));
         complete.clear();
         complete.resize(steps, CriticalPath::default());
         ready.extend(0..states.len());
