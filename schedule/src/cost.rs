@@ -3,8 +3,8 @@
 //!
 //! [`Work`] counts what the busiest rank does for one chunk of every block, and the critical path
 //! through that chunk. [`Work::of`] counts it in a schedule. [`Work::formula`] has it in closed
-//! form for all algorithms that work by puts, as their modules state it. [`CostModel::time`] makes
-//! a time of it:
+//! form for all algorithms that work by puts, as their modules state it, and for some that map.
+//! [`CostModel::time`] makes a time of it:
 //!
 //! ```text
 //! T = rounds·α + k·messages·o + (path + (k-1)·moved)·c·β + (path + (k-1)·passed)·c·γ/3
@@ -95,7 +95,7 @@ impl Work {
     /// When the map has fewer ranks than the schedule.
     #[must_use]
     pub fn between(schedule: &Schedule, hosts: &HostMap) -> Self {
-        count::schedule(schedule, hosts)
+        count::schedule(schedule, hosts).0
     }
 
     /// The same work between ranks that are all on hosts of their own.
@@ -351,9 +351,18 @@ const CACHE_ENTRIES_MAX: usize = 4096;
 /// The key of cached work.
 type WorkKey = (Collective, Algorithm, Access, HostMap);
 
-/// The work that a platform and its clones have counted. The cache changes times only, not results.
+/// The work that a platform and its clones have counted, and in how many steps. The cache changes
+/// times only, not results.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WorkCache(Arc<Mutex<HashMap<WorkKey, Work>>>);
+pub(crate) struct WorkCache(Arc<Mutex<HashMap<WorkKey, (Work, usize)>>>);
+
+#[cfg(test)]
+impl WorkCache {
+    /// How many steps were looked at for all that is kept.
+    pub(crate) fn steps(&self) -> usize {
+        self.0.lock().expect("nobody panicked").values().map(|(_, steps)| steps).sum()
+    }
+}
 
 impl PartialEq for WorkCache {
     fn eq(&self, _other: &Self) -> bool {
@@ -377,28 +386,23 @@ impl Platform {
         // A thread that panics leaves nothing incomplete in the cache.
         let kept = || self.counted.0.lock().unwrap_or_else(PoisonError::into_inner);
         let made = (collective, algorithm.clone(), access, self.hosts.clone());
-        if let Some(work) = kept().get(&made) {
+        if let Some((work, _)) = kept().get(&made) {
             return Ok(*work);
         }
         let ranks = self.ranks();
         let by_symmetry = family(collective, algorithm, ranks, access)?
             .and_then(|family| count::family(&family, &self.hosts));
-        let work = match by_symmetry {
-            Some(work) => work,
-            None => Work::between(&generate(collective, algorithm, ranks, access)?, &self.hosts),
+        let (work, steps) = match by_symmetry {
+            Some(counted) => counted,
+            None => count::schedule(&generate(collective, algorithm, ranks, access)?, &self.hosts),
         };
+        tracing::trace!("{collective} by {algorithm}, {access}: counted in {steps} steps");
         let mut kept = kept();
         if kept.len() < CACHE_ENTRIES_MAX {
-            kept.insert(made, work);
+            kept.insert(made, (work, steps));
         }
         Ok(work)
     }
-}
-
-/// How many steps of schedules this thread has counted.
-#[cfg(test)]
-pub(crate) fn steps_counted() -> usize {
-    count::STEPS.get()
 }
 
 #[cfg(test)]

@@ -565,26 +565,9 @@ mod tests {
 
     /// Worlds of one host and of several, with links alike and not.
     fn worlds() -> Vec<Platform> {
-        let arranged = [
-            "1x2",
-            "1x3",
-            "1x8",
-            "1x12",
-            "1x17",
-            "1x32",
-            "2x1",
-            "2x4",
-            "4x4",
-            "3x5",
-            "6x6",
-            "9x1",
-            "3+2",
-            "5+3+8",
-            "0,1,0,1",
-            "0,1,2,0,1,2",
-        ];
+        let arranged = "1x2 1x3 1x8 1x12 1x17 1x32 2x1 2x4 4x4 3x5 6x6 9x1 3+2 5+3+8 0,1,0,1 0,1,2,0,1,2";
         let mut worlds = Vec::new();
-        for hosts in arranged {
+        for hosts in arranged.split(' ') {
             let hosts: HostMap = hosts.parse().expect("a map");
             for access in [Access::Put, Access::Mapped] {
                 let platform = Platform::new(hosts.clone(), access);
@@ -597,7 +580,7 @@ mod tests {
 
     const SIZES: [u64; 6] = [0, 8, 1000, 64 << 10, 1_000_000, 1 << 30];
 
-    /// The prices of whole schedules, from which choices would be made without shortcuts.
+    /// The table by whole schedules, without shortcuts.
     fn priced_whole(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Candidate> {
         let ranks = platform.ranks();
         let is_uniform = platform.hosts.hosts() == 1 || platform.near == platform.far;
@@ -625,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_and_prices_are_those_of_whole_schedules() {
+    fn what_is_chosen_and_all_prices_are_those_of_whole_schedules() {
         let mut compared = 0;
         for platform in worlds() {
             for name in Collective::NAMES {
@@ -676,31 +659,23 @@ mod tests {
 
     #[test]
     fn prices_of_many_ranks_walk_few_steps() {
-        let walked = |choose: &dyn Fn()| {
-            let before = crate::cost::steps_counted();
-            choose();
-            crate::cost::steps_counted() - before
-        };
         let named = |algorithm: Algorithm, platform: &Platform| {
             select_variant(&algorithm.into(), Collective::AllReduce, 64 << 10, platform).expect("it fits");
+            platform.counted.steps()
         };
-        let hosts = |text: &str, access| Platform::new(text.parse().expect("a map"), access);
-        let far = hosts("8x8", Access::Put);
-        assert_eq!(walked(&|| named(Algorithm::Ring, &far)), 0, "there is one form, and no price");
-        let far = hosts("8x8", Access::Mapped);
-        assert_eq!(walked(&|| named(Algorithm::HalvingDoubling, &far)), 0, "there is one form here too");
+        let world = |hosts: &str, access| Platform::new(hosts.parse().expect("a map"), access);
+        // There is one form, and no price.
+        assert_eq!(named(Algorithm::Ring, &world("1x64", Access::Put)), 0);
+        assert_eq!(named(Algorithm::HalvingDoubling, &world("8x8", Access::Mapped)), 0);
         // Of two forms one has a formula; of the other one block is counted, not 64.
-        let near = hosts("1x64", Access::Mapped);
-        assert_eq!(walked(&|| named(Algorithm::Ring, &near)), 505);
-        assert_eq!(walked(&|| named(Algorithm::Ring, &near)), 0, "it is known");
-        for (world, most) in
+        assert_eq!(named(Algorithm::Ring, &world("1x64", Access::Mapped)), 505);
+        for (hosts, most) in
             [("1x16", 704), ("1x63", 2555), ("1x64", 2976), ("1x256", 12_128), ("8x8", 18_426)]
         {
-            let platform = hosts(world, Access::Mapped);
-            let all = || drop(select(Collective::AllReduce, 64 << 10, &platform));
-            let steps = walked(&all);
-            assert!(steps <= most, "{world}: {steps} steps");
-            assert_eq!(walked(&all), 0, "they are known");
+            let platform = world(hosts, Access::Mapped);
+            select(Collective::AllReduce, 64 << 10, &platform).expect("a choice");
+            let steps = platform.counted.steps();
+            assert!(steps <= most, "{hosts}: {steps} steps");
         }
     }
 

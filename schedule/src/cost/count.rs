@@ -17,27 +17,26 @@ use crate::family::{Family, Symmetry, Translations};
 use crate::hosts::HostMap;
 use crate::{BlockId, Lane, Op, Part, Place, Schedule};
 
-#[cfg(test)]
-thread_local! {
-    /// How many steps this thread has walked along.
-    pub(super) static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-/// The work of a schedule of ranks on these hosts.
-pub(super) fn schedule(schedule: &Schedule, hosts: &HostMap) -> Work {
+/// The work of a schedule of ranks on these hosts, and how many steps were looked at for it.
+pub(crate) fn schedule(schedule: &Schedule, hosts: &HostMap) -> (Work, usize) {
     let of = hosts.by_rank();
-    work(schedule, &loads(schedule, of), &critical_path(schedule, of), hosts)
+    (work(schedule, &loads(schedule, of), &critical_path(schedule, of), hosts), steps(schedule))
 }
 
-/// The work of the schedule that a family means; `None` where its ranks, not its blocks, are
-/// translations of each other. Such a schedule has one block and is short.
-pub(super) fn family(family: &Family, hosts: &HostMap) -> Option<Work> {
+fn steps(schedule: &Schedule) -> usize {
+    schedule.programs.iter().flatten().map(|lane| lane.steps.len()).sum()
+}
+
+/// As [`fn@schedule`], of the schedule that a family means; `None` where its ranks, not its blocks,
+/// are translations of each other. Such a schedule has one block and is short.
+pub(crate) fn family(family: &Family, hosts: &HostMap) -> Option<(Work, usize)> {
     let Family { symmetry: Symmetry::Blocks, column, extents, .. } = family else { return None };
     let group = Translations::new(extents, column.ranks())?;
     let first = classes(&group, hosts.by_rank());
-    let mut path = CriticalPath::default();
+    let (mut path, mut blocks) = (CriticalPath::default(), 0);
     let mut totals = vec![RankLoad::default(); first.len()];
     for block in (0..column.ranks()).filter(|&block| first[block as usize] == block) {
+        blocks += 1;
         // The hosts as block 0 finds them where this block is.
         let of: Vec<u32> = (0..column.ranks()).map(|rank| hosts.host(group.add(rank, block))).collect();
         path.join(critical_path(column, &of));
@@ -46,7 +45,7 @@ pub(super) fn family(family: &Family, hosts: &HostMap) -> Option<Work> {
         }
     }
     let loads: Vec<RankLoad> = first.iter().map(|&first| totals[first as usize]).collect();
-    Some(work(column, &loads, &path, hosts))
+    Some((work(column, &loads, &path, hosts), blocks * steps(column)))
 }
 
 /// By rank: the first rank of its class. A class is made of one rank by the translations that keep
@@ -283,8 +282,6 @@ fn critical_path(schedule: &Schedule, hosts: &[u32]) -> CriticalPath {
             let (rank, issued, first) = (rank as Rank, CriticalPath::default(), steps - lane.steps.len());
             LanePath { rank, lane, next: 0, issued, first }
         }));
-        #[cfg(test)]
-        STEPS.with(|counted| counted.set(counted.get() + steps));
         complete.clear();
         complete.resize(steps, CriticalPath::default());
         ready.extend(0..states.len());
@@ -362,30 +359,10 @@ mod tests {
 
     #[test]
     fn one_block_of_each_class_says_what_the_whole_schedule_says() {
-        let arranged = [
-            "1x2",
-            "1x6",
-            "1x16",
-            "1x21",
-            "2x2",
-            "2x4",
-            "4x2",
-            "4x4",
-            "2x8",
-            "8x4",
-            "3x5",
-            "5x3",
-            "6x1",
-            "3+2",
-            "5+3+8",
-            "1+1+2",
-            "0,1,0,1",
-            "0,1,2,0,1,2",
-            "0,0,1,1,1,0",
-            "0,0,1,1,0,0,1,1",
-        ];
+        let arranged = "1x2 1x6 1x16 1x21 2x2 2x4 4x2 4x4 2x8 8x4 3x5 5x3 6x1 3+2 5+3+8 1+1+2 0,1,0,1 \
+                        0,1,2,0,1,2 0,0,1,1,1,0 0,0,1,1,0,0,1,1";
         let mut compared = 0;
-        for arranged in arranged {
+        for arranged in arranged.split(' ') {
             let hosts: HostMap = arranged.parse().expect("a map");
             for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
                 let hierarchical = Algorithm::Hierarchical(Some(hosts.clone()));
@@ -393,11 +370,11 @@ mod tests {
                     for access in [Access::Put, Access::Mapped] {
                         let fits = "the algorithm is a candidate";
                         let made = family(collective, &algorithm, hosts.ranks(), access).expect(fits);
-                        let Some(counted) = made.and_then(|made| super::family(&made, &hosts)) else {
+                        let Some((counted, _)) = made.and_then(|made| super::family(&made, &hosts)) else {
                             continue;
                         };
                         let whole = generate(collective, &algorithm, hosts.ranks(), access).expect(fits);
-                        let whole = schedule(&whole, &hosts);
+                        let (whole, _) = schedule(&whole, &hosts);
                         assert_eq!(counted, whole, "{collective} {algorithm} {access} {arranged}");
                         compared += 1;
                     }
