@@ -80,7 +80,7 @@ pub use split::Split;
 pub use state::{GpuState, State};
 pub use timeline::Timeline;
 
-use crate::engine::{Carried, EpochEnd, FaultKind, StatusBoard};
+use crate::engine::{Carried, EngineError, EpochEnd, FaultKind, StatusBoard};
 use crate::group::{
     Buffer, CarriedGroup, CollectiveError, Connect, Element, GpuBuffer, Group, GroupError, JoinGroupError,
     Options, Parts, Setting, SplitError, expect_memory, session_buffer, session_number,
@@ -838,7 +838,7 @@ impl Session {
                 self.member.tell(&mut state, Input::Failed);
                 match error {
                     // A peer that is gone, as the members will find.
-                    GroupError::Failed(_) | GroupError::Engine(crate::engine::EngineError::Post(_)) => Ok(()),
+                    GroupError::Failed(_) | GroupError::Engine(EngineError::Post(_)) => Ok(()),
                     error => {
                         let epoch = record.number();
                         Err(SessionError::Group { epoch, source: Box::new(error) })
@@ -860,9 +860,10 @@ impl Session {
             return Ok(scratch.clone());
         }
         drop(state);
-        let memory = self.setting.scratch_memory(self.elastic.most);
-        let memory = memory
-            .map_err(|error| SessionError::Group { epoch, source: Box::new(GroupError::Engine(error)) })?;
+        let memory = self.setting.scratch_memory(self.elastic.most).map_err(|error| match error {
+            EngineError::Scratch { bytes, source } => SessionError::Memory { bytes: bytes as usize, source },
+            error => SessionError::Group { epoch, source: Box::new(GroupError::Engine(error)) },
+        })?;
         let scratch = self.device.register(memory)?.whole();
         self.member.lock().scratch = Some(scratch.clone());
         Ok(scratch)
