@@ -5,9 +5,9 @@ mod ranks;
 #[path = "../../tests/skipped/mod.rs"]
 mod skipped;
 
-use pleach_collectives::Group;
+use pleach_collectives::{Group, Options};
 use pleach_transport::processors::{Processors, current};
-use pleach_transport::rendezvous::Fabric;
+use pleach_transport::rendezvous::{Fabric, World};
 use pleach_vocabulary::ReduceOp;
 
 use ranks::with_group;
@@ -59,7 +59,7 @@ fn ranks_on_one_processor_part_within_some_calls_though_all_processors_are_busy(
     let calls = with_group(
         Fabric::Shm,
         2,
-        |_| (),
+        |options| options.spin = Options::new(World::alone()).spin,
         |group| (0..TRIES).map(|_| calls_until_apart(&group, &all, &only)).collect::<Vec<_>>(),
     );
     println!("calls until the ranks were apart: {:?}", calls[0]);

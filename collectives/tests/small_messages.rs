@@ -5,8 +5,8 @@ mod counting;
 #[allow(dead_code)] // Not every test says where its ranks meet.
 mod ranks;
 
-use pleach_collectives::Group;
-use pleach_transport::rendezvous::Fabric;
+use pleach_collectives::{Group, Options};
+use pleach_transport::rendezvous::{Fabric, World};
 use pleach_vocabulary::ReduceOp;
 
 use counting::allocations;
@@ -71,7 +71,7 @@ fn small_all_reduces_barriers_and_messages_over_shared_memory_allocate_nothing()
     with_group(
         Fabric::Shm,
         RANKS,
-        |_| (),
+        |options| options.spin = Options::new(World::alone()).spin,
         |group| {
             assert!(allocations() > 0, "the counter counts");
             for elements in [2, 8, 64, 512] {

@@ -12,6 +12,10 @@ use pleach_vocabulary::Rank;
 /// Longest time a call may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long a waiting call polls before it sleeps. Ranks of tests are more threads than there are
+/// processors, so polling takes the time of the rank that is waited for.
+pub(crate) const SPIN: Duration = Duration::from_micros(10);
+
 /// Runs `body` as every rank of a group, whose options `adjust` has changed, and gives what each
 /// returned.
 pub(crate) fn with_group<T: Send>(
@@ -30,7 +34,7 @@ pub(crate) fn with_group<T: Send>(
                     options.fabric = FabricChoice::Only(fabric);
                     // Ranks of even and of odd numbers are on different hosts.
                     options.world.host = (fabric == Fabric::Hybrid).then(|| format!("host-{}", rank % 2));
-                    options.timeout = PATIENCE;
+                    (options.timeout, options.spin) = (PATIENCE, SPIN);
                     adjust(&mut options);
                     body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
                 })

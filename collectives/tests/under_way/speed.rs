@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use pleach_collectives::{Buffer, Group, Operation, Progress};
+use pleach_collectives::{Buffer, Group, Operation, Options, Progress};
 use pleach_transport::clock;
-use pleach_transport::rendezvous::Fabric;
+use pleach_transport::rendezvous::{Fabric, World};
 use pleach_vocabulary::ReduceOp;
 
 use crate::ranks::with_group;
@@ -76,6 +76,7 @@ fn speed() {
                 |options| {
                     options.progress = progress;
                     options.timeout = Duration::from_secs(600);
+                    options.spin = Options::new(World::alone()).spin;
                 },
                 |group| {
                     let shapes = [(100, 256), (1000, 64), (20, 2048), (20, 8192), (20, 16_384), (20, 65_536)];

@@ -53,7 +53,7 @@ fn with_session_of<T: Send>(size: u32, fabric: Fabric, body: impl Fn(Session) ->
                 let (folder, body) = (&folder, &body);
                 scope.spawn(move || {
                     let mut options = Options::new(ranks::world(rank, size, &folder.0));
-                    options.fabric = FabricChoice::Only(fabric);
+                    (options.fabric, options.spin) = (FabricChoice::Only(fabric), ranks::SPIN);
                     options.reproducible = Reproducible::PerWorldSize;
                     let session = Session::join(&options, &Elastic::between(1, size));
                     body(session.unwrap_or_else(|error| panic!("rank {rank}: {error}")))
@@ -252,7 +252,7 @@ fn a_process_that_joins_trains_on_with_what_the_others_have() {
         let (begins, begun) = channel();
         let join = |rank| {
             let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
-            options.fabric = FabricChoice::Only(fabric);
+            (options.fabric, options.spin) = (FabricChoice::Only(fabric), ranks::SPIN);
             Session::join(&options, &Elastic::between(1, RANKS)).expect("joins")
         };
         let results: Vec<_> = thread::scope(|scope| {
@@ -331,7 +331,7 @@ fn a_process_that_joins_local_steps_begins_behind_the_last_exchange() {
         let (begins, begun) = channel();
         let join = |rank| {
             let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
-            options.fabric = FabricChoice::Only(fabric);
+            (options.fabric, options.spin) = (FabricChoice::Only(fabric), ranks::SPIN);
             options.reproducible = Reproducible::PerWorldSize;
             Session::join(&options, &Elastic::between(1, RANKS)).expect("joins")
         };
@@ -426,7 +426,7 @@ fn join_once(fabric: Fabric, text: &str, joins: Joins, margin: Duration) -> Opti
     let (folder, has_asked, (begins, begun)) = (ranks::Folder::new(), OnceLock::new(), channel());
     let options = |rank| {
         let mut options = Options::new(ranks::world(rank, RANKS - 1, &folder.0));
-        options.fabric = FabricChoice::Only(fabric);
+        (options.fabric, options.spin) = (FabricChoice::Only(fabric), ranks::SPIN);
         options
     };
     let elastic = Elastic::between(1, RANKS);

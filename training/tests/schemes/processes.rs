@@ -30,7 +30,7 @@ fn member_process() {
     let words: Vec<&str> = words.split(' ').collect();
     let [seat, fabric, folder, text] = words[..] else { panic!("{words:?}") };
     let mut options = Options::new(ranks::world(seat.parse().expect("a number"), MANY, folder.as_ref()));
-    options.fabric = fabric.parse().expect("a fabric");
+    (options.fabric, options.spin) = (fabric.parse().expect("a fabric"), ranks::SPIN);
     options.reproducible = Reproducible::PerWorldSize;
     let mut elastic = Elastic::between(2, MANY);
     // All are there from the first step on, however slow the machine is.
