@@ -57,6 +57,9 @@ const FAILED: &str = "failed";
 /// How long rank 0 waits for the rank 0 of the previous job to release the folder.
 const OWNER_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often a folder that was removed before it was opened is made again.
+const OPEN_TRIES: usize = 16;
+
 /// How long rank 0 keeps the table of a failed rendezvous, so that the others read the reason.
 const FAIL_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -392,6 +395,8 @@ struct OtherOwner {
 impl Folder {
     /// Opens the folder at this path, and makes it if it does not exist.
     fn open(path: &Path, other_users: OtherUsers) -> Result<Self, OpenStoreError> {
+        // A slash behind a link would follow it.
+        let path = path.components().as_path();
         Self::open_at(CWD, path, path.to_owned(), other_users, true)
     }
 
@@ -416,6 +421,7 @@ impl Folder {
         // A mere name of it, which can be had also where this user may not look into it: so whose
         // it is can be told.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut tries = 0..OPEN_TRIES;
         let file = loop {
             if makes
                 && let Err(errno) = mkdirat(&at, name, FOLDER_MODE)
@@ -426,7 +432,7 @@ impl Folder {
             match openat(&at, name, flags, Mode::empty()) {
                 Ok(file) => break file,
                 // It was there, and was removed before it was opened.
-                Err(Errno::NOENT) if makes => {}
+                Err(Errno::NOENT) if makes && tries.next().is_some() => {}
                 Err(errno) => {
                     let is_link = statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)
                         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
@@ -752,10 +758,16 @@ mod tests {
         }
         let link = outer.0.join("link");
         symlink(&folder, &link).expect("made");
+        let with_slash = PathBuf::from(format!("{}/", link.display()));
         for private in [false, true] {
-            let error = FileStore::open(&link, 0, private, late()).expect_err("leads elsewhere");
-            assert!(matches!(&error, OpenStoreError::Link { path } if *path == link), "{error}");
+            for given in [&link, &with_slash] {
+                let error = FileStore::open(given, 0, private, late()).expect_err("leads elsewhere");
+                assert!(matches!(&error, OpenStoreError::Link { path } if *path == link), "{error}");
+            }
         }
+        std::fs::remove_dir_all(&folder).expect("is there");
+        let error = FileStore::open(&with_slash, 0, false, late()).expect_err("leads nowhere");
+        assert!(matches!(&error, OpenStoreError::Link { .. }), "{error}");
         assert_eq!(std::fs::read(&precious).expect("is there"), b"something that I need");
     }
 

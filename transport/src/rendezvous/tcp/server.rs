@@ -38,8 +38,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it goes on telling the others why the rendezvous has failed.
 const FAIL_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long it does both where the deadline has passed: a rank 0 that did not run meanwhile still has
-/// answers for the others.
+/// How long it tells them, and then sends, where the deadline has passed: a rank 0 that did not run
+/// meanwhile still has answers for the others.
 const LATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Connections beyond one a rank: unauthenticated ones, and surplus ranks.
@@ -269,9 +269,9 @@ impl Service {
         // What rank 0 itself has asked for last.
         let ready = self.sleep(Some(&self.listener), Some(Nanos::ZERO));
         self.advance(&ready);
-        let deadline = deadline.max(now() + LATE_TIMEOUT);
+        let end = |limit| deadline.max(now() + LATE_TIMEOUT).min(now() + limit);
         // After a failure the others get the reason, then each closes its connection.
-        let until = deadline.min(now() + FAIL_REPORT_TIMEOUT);
+        let until = end(FAIL_REPORT_TIMEOUT);
         while self.table.failed.is_some()
             && now() < until
             && self.connections.values().any(Connection::is_open)
@@ -279,7 +279,7 @@ impl Service {
             let ready = self.sleep(Some(&self.listener), Some(until));
             self.advance(&ready);
         }
-        let until = deadline.min(now() + FLUSH_TIMEOUT);
+        let until = end(FLUSH_TIMEOUT);
         while now() < until && self.connections.values().any(|connection| !connection.output.is_empty()) {
             self.sleep(None, Some(until));
             self.connections.values_mut().for_each(Connection::send);
