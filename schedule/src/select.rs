@@ -424,7 +424,14 @@ fn work(
 ) -> Option<Result<Work, GenerateError>> {
     let ranks = platform.ranks();
     let is_uniform = platform.hosts.hosts() == 1 || platform.near == platform.far;
-    let formula = || Work::formula(collective, algorithm, ranks, access);
+    // Of many ranks those schedules are not taken that have formulas and are no families: each rank
+    // would make and prove the whole of them.
+    let is_left_out = ranks > COUNTED_RANKS_MAX
+        && (access == Access::Mapped
+            || *algorithm == Algorithm::HalvingDoubling
+                && collective != Collective::AllReduce
+                && !ranks.is_power_of_two());
+    let formula = || Work::formula(collective, algorithm, ranks, access).filter(|_| !is_left_out);
     if is_uniform && let Some(work) = formula() {
         return Some(Ok(work));
     }

@@ -81,7 +81,7 @@ fn classes(group: &Translations, hosts: &[u32]) -> Vec<Rank> {
 }
 
 /// Whether ranks of one host stay on one host. Then ranks of different hosts do not come together
-/// either: the largest hosts fill the largest, and so on down.
+/// either: a translation reaches every rank, so the hosts that the hosts come to are all hosts.
 fn keeps_neighbours(group: &Translations, hosts: &[u32], by: Rank) -> bool {
     let mut images = vec![None; hosts.len()];
     (0..).zip(hosts).all(|(rank, &host): (Rank, _)| {
@@ -268,7 +268,7 @@ fn critical_path(schedule: &Schedule, hosts: &[u32]) -> CriticalPath {
         .collect();
     lanes.sort_unstable();
     let mut longest = CriticalPath::default();
-    // Kept from block to block for their memory.
+    // Each block uses their memory again.
     let mut signals: BTreeMap<SignalName, Met> = BTreeMap::new();
     let (mut states, mut complete) = (Vec::new(), Vec::new());
     let mut ready = VecDeque::new();

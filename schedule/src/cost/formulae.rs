@@ -267,7 +267,7 @@ impl Work {
         Self { passed: 2 * copies, passed_on_path: 2 * copies, ..self }
     }
 
-    /// With so much one after the other, if that is more than any rank has.
+    /// The path has so many blocks, or as many as the busiest rank where that is more.
     fn along(mut self, moved: u32, passed: u32) -> Self {
         self.moved_on_path = self.moved.max(moved);
         self.passed_on_path = self.passed.max(passed);
