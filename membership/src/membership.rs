@@ -205,10 +205,10 @@ impl Membership {
         self.participant.epoch().is_some_and(|record| record.members().iter().all(leaves))
     }
 
-    /// What became of a step by the newest record, where the epoch is not entered yet. Who has
-    /// severed all others may know it now.
+    /// What became of a step by the newest record, while its epoch is not entered. The step's
+    /// buffers may still change, unless this process has severed all others.
     #[must_use]
-    pub fn untold_verdict(&self) -> Option<(u64, Verdict)> {
+    pub fn held_verdict(&self) -> Option<(u64, Verdict)> {
         self.entry.held()
     }
 

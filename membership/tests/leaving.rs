@@ -38,5 +38,5 @@ fn who_has_not_entered_the_epoch_that_all_its_members_leave_may_go_and_is_told_i
     on(Input::Lost(process(3)));
     assert!(one.entered().is_none());
     assert!(one.everyone_leaves());
-    assert_eq!(one.untold_verdict(), Some((0, Verdict::Committed)));
+    assert_eq!(one.held_verdict(), Some((0, Verdict::Committed)));
 }

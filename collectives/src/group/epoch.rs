@@ -133,7 +133,7 @@ impl Setting {
             store: Some(store),
         };
         let compute: Box<dyn Compute> = match &self.compute {
-            Some(compute) => Box::new(compute.another().map_err(ComputeError::from)?),
+            Some(compute) => Box::new(compute.with_new_stream().map_err(ComputeError::from)?),
             None => Box::new(HostCompute::new()),
         };
         let mut group =

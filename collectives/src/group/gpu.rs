@@ -65,7 +65,7 @@ impl<T: Element> GpuBuffer<T> {
     }
 
     /// Another handle of this buffer.
-    pub(crate) fn same(&self) -> Self {
+    pub(crate) fn share(&self) -> Self {
         Self { memory: self.held(), len: self.len, _element: PhantomData }
     }
 

@@ -456,7 +456,7 @@ impl Group {
     }
 
     /// How many collectives this rank has completed, each with its result; sends and receives do
-    /// not count. A [`commit`](crate::session::Session::commit) makes two, on the host's memory.
+    /// not count. On the host's memory a [`commit`](crate::session::Session::commit) makes two.
     ///
     /// When a group fails, one rank may have got the result of a call that ends with the error on
     /// another rank. Survivors find out which result all of them have by comparing this number, in

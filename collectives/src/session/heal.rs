@@ -121,7 +121,7 @@ impl Entry {
         Self { element, bytes, memory, healed: Arc::default(), in_use: Arc::default(), on_gpu: None }
     }
 
-    /// The same of a state on a GPU, of which `memory` is the copy.
+    /// The entry of a state that is on a GPU: its `memory` is the copy.
     pub(crate) fn on_gpu(self, state: Arc<CudaMemory>) -> Self {
         Self { on_gpu: Some(state), ..self }
     }

@@ -827,8 +827,12 @@ impl Member {
         for process in state.others(self.process).into_iter().chain(newcomers) {
             self.sever(state, process);
         }
-        // Nobody changes this process's memory any more, so it needs no drain to hear that.
-        if let Some((step, Verdict::Committed)) = state.membership.untold_verdict() {
+        // Nobody changes this process's memory any more, so it needs no drain to hear that. A
+        // record that was not written where it outlives this process counts for nothing.
+        let newest = state.membership.participant().latest().map(|record| record.number());
+        if let Some((step, Verdict::Committed)) = state.membership.held_verdict()
+            && state.newest() == newest
+        {
             state.verdict = Some((step, Verdict::Committed));
         }
     }

@@ -335,8 +335,8 @@ impl Session {
     }
 
     /// As [`Session::state`], in the memory of the GPU on which the groups work
-    /// ([`Options::space`]). It takes as many bytes of the host's memory besides, from when members
-    /// compare or read it for the first time.
+    /// ([`Options::space`]). It takes as many bytes of the host's memory besides, and twice as many
+    /// in a process that joined.
     ///
     /// # Errors
     ///
@@ -768,7 +768,14 @@ impl Session {
         self.end_group();
         self.changes.go_on(self.process, record, (&self.device, &self.incoming));
         let number = record.number();
-        let scratch = self.scratch(number)?;
+        let scratch = match self.scratch(number) {
+            Ok(scratch) => scratch,
+            Err(error) => {
+                self.not_entered = Some(number);
+                self.member.tell(&mut self.member.lock(), Input::Failed);
+                return Err(error);
+            }
+        };
         let ranks: Vec<Rank> = record.members().iter().map(|member| member.seat.0).collect();
         let own = record.rank_of(self.process).expect("it was entered by a member") as Rank;
         // What comes for the epoch has the board, so the board does not keep it.

@@ -5,10 +5,10 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use pleach_transport::Slice;
-use pleach_transport::cuda::Stream;
+use pleach_transport::cuda::{CudaError, CudaEvent, Stream};
 use pleach_transport::mutex::lock;
 
 use super::heal::{Entry, InUse};
@@ -150,13 +150,38 @@ impl<T: Element> GpuState<T> {
         stream: &Stream,
         change: impl FnOnce(&mut GpuBuffer<T>) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let mut last_change = lock(&self.declared.in_use);
+        let last_change = lock(&self.declared.in_use);
         // So the mark of this change is behind all of them.
         last_change.as_ref().map_or(Ok(()), |change| stream.wait_event(change))?;
-        let outcome = change(&mut self.elements.same());
-        // Also where `change` has failed: what it has put into the stream is done all the same.
-        *last_change = Some(stream.record_event()?);
-        outcome
+        let mut mark = ChangeMark { stream, last_change, is_set: false };
+        let outcome = change(&mut self.elements.share());
+        let marked = mark.set();
+        outcome.and(marked.map_err(CollectiveError::from))
+    }
+}
+
+/// Marks the end of a change in its stream: also where the change has failed or panicked, as what
+/// it has put into the stream is done all the same.
+struct ChangeMark<'a> {
+    stream: &'a Stream,
+    last_change: MutexGuard<'a, Option<CudaEvent>>,
+    is_set: bool,
+}
+
+impl ChangeMark<'_> {
+    fn set(&mut self) -> Result<(), CudaError> {
+        self.is_set = true;
+        *self.last_change = Some(self.stream.record_event()?);
+        Ok(())
+    }
+}
+
+impl Drop for ChangeMark<'_> {
+    fn drop(&mut self) {
+        if !self.is_set {
+            // A GPU that takes no event any more fails the next use of the state, too.
+            let _ = self.set();
+        }
     }
 }
 

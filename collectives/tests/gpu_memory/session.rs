@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -57,13 +58,20 @@ fn update(
         return state.update(&streams[0], |state| state.store(&sum));
     }
     for (stream, first, len) in [(&streams[0], 0, HALF), (&streams[1], HALF, LEN - HALF)] {
-        state.update(stream, |state| {
+        // What was put into a stream before a panic is awaited, too.
+        let panics = first == 0 && step.is_multiple_of(4);
+        let change = |state: &mut GpuBuffer<u64>| {
             let from = sums.as_ptr().wrapping_add(first).cast();
             let into = state.as_ptr().wrapping_add(first).cast();
             // SAFETY: both have so many elements there, and nobody else touches them before the
             // session has waited for the streams.
-            Ok(unsafe { stream.copy(from, into, len * size_of::<u64>()) }?)
-        })?;
+            unsafe { stream.copy(from, into, len * size_of::<u64>()) }?;
+            if panics { resume_unwind(Box::new(())) } else { Ok(()) }
+        };
+        match catch_unwind(AssertUnwindSafe(|| state.update(stream, change))) {
+            Ok(outcome) => outcome?,
+            Err(_) => assert!(panics),
+        }
     }
     Ok(())
 }

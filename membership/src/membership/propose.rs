@@ -71,8 +71,8 @@ impl Membership {
         attempts.broken = since(has_broken, attempts.broken, clock);
         self.suspect_who_does_not_drain(clock);
         self.call_the_roll(record.members());
-        // Until then the views tell of one end only where a process has died, and either end of
-        // such a pair could go.
+        // When a process has just died, the first view without it makes a pair of which either end
+        // could go. Its certificate and the views of the others come within the roll call.
         let is_clear = !has_broken
             || self.attempts.broken.is_some_and(|broken| self.detector.has_passed(ROLL_CALL, broken));
         let has_given_up = self.attempts.has_given_up;

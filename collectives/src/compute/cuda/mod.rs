@@ -40,7 +40,7 @@ pub enum StagingSpace {
 pub struct CudaCompute {
     gpu: Arc<Gpu>,
     staging: StagingSpace,
-    /// Those of several computes of a GPU are loaded once.
+    /// All computes that were made of one another share them.
     kernels: Arc<Kernels>,
     stream: Stream,
     /// Jobs under way in their order: the number of each job and the event behind it.
@@ -64,8 +64,8 @@ impl CudaCompute {
         Self::with_kernels(gpu, staging, Arc::new(Kernels::load(gpu)?))
     }
 
-    /// As this one, with the same kernels and a stream of its own.
-    pub(crate) fn another(&self) -> Result<Self, CudaError> {
+    /// Another one of this GPU: it has the same kernels, and a stream of its own.
+    pub(crate) fn with_new_stream(&self) -> Result<Self, CudaError> {
         Self::with_kernels(&self.gpu, self.staging, Arc::clone(&self.kernels))
     }
 
