@@ -23,6 +23,7 @@ use rustix::fs::{
     renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::backoff::Backoff;
 use super::{Claim, OpenStoreError, Store, StoreError, check, cut};
@@ -99,7 +100,7 @@ impl Owner {
             Err(error) => return Err(failed(error)),
         };
         match flock(&owner, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if folder.is_file(OWNER, &owner) => Ok(Some(owner)),
+            Ok(()) if is_named(&folder.file, OWNER, &owner) => Ok(Some(owner)),
             Ok(()) | Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(failed(error.into())),
         }
@@ -497,13 +498,6 @@ impl Folder {
         statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Whether this name is still that of an opened file.
-    fn is_file(&self, name: &str, file: &File) -> bool {
-        let place = |stat: Stat| (stat.st_dev, stat.st_ino);
-        let named = statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW).map(place);
-        named.is_ok() && named == fstat(file).map(place)
-    }
-
     /// Gives a file a second name; an error if that exists.
     fn link(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(linkat(&self.file, from, &self.file, to, AtFlags::empty())?)
@@ -539,6 +533,13 @@ impl Folder {
         let names = entries.filter_map(|entry| Some(entry.file_name().to_str().ok()?.to_owned()));
         names.filter(|name| name != "." && name != "..").collect()
     }
+}
+
+/// Whether this name is still that of an opened file.
+pub(crate) fn is_named(folder: impl AsFd, name: impl Arg, file: &File) -> bool {
+    let place = |stat: Stat| (stat.st_dev, stat.st_ino);
+    let named = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map(place);
+    named.is_ok() && named == fstat(file).map(place)
 }
 
 fn check_owner(stat: &Stat) -> io::Result<()> {

@@ -20,14 +20,15 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{CWD, FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
+use super::file::is_named;
 use super::join::{Met, compared_knobs, found};
 use super::listening::listening_address;
 use super::outside::store_of;
@@ -704,7 +705,7 @@ impl Presence {
             let file = options.open(&path).ok()?;
             match flock(&file, FlockOperation::NonBlockingLockShared) {
                 // The file may have been removed since it was opened. Nobody would find it.
-                Ok(()) if is_at(&file, &path) => return Some(Self(Sign::Folder { file, path })),
+                Ok(()) if is_named(CWD, &path, &file) => return Some(Self(Sign::Folder { file, path })),
                 // Somebody looks whether members are here, or the last one removes the file: both
                 // hold it for a moment.
                 Ok(()) | Err(Errno::WOULDBLOCK) => std::thread::yield_now(),
@@ -725,13 +726,6 @@ impl Presence {
             }
         }
     }
-}
-
-/// Whether the file is the one of this path.
-fn is_at(file: &File, path: &Path) -> bool {
-    let place = |found: std::fs::Metadata| (found.dev(), found.ino());
-    let (Ok(file), Ok(path)) = (file.metadata(), std::fs::symlink_metadata(path)) else { return false };
-    place(file) == place(path)
 }
 
 impl Drop for Presence {
