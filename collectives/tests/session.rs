@@ -103,12 +103,17 @@ on_every_fabric!(
 );
 
 fn without_faults_each_step_is_committed_once(fabric: &str) {
-    let mut job = Job::start(fabric, 4, &["steps=40"]);
+    without_faults(fabric, 4, 40, &[]);
+}
+
+/// So many members make so many steps; each is committed with all of them at once.
+pub(crate) fn without_faults(fabric: &str, size: u32, steps: usize, settings: &[&str]) {
+    let mut job = Job::start(fabric, size, &[settings, &[&format!("steps={steps}")]].concat());
     job.finish();
     job.check();
-    for seat in 0..4 {
-        assert_eq!(job.committed(seat).len(), 40, "seat {seat}");
-        assert!(job.committed(seat).iter().all(|(_, bits)| *bits == 0b1111), "seat {seat}");
+    for seat in 0..size {
+        assert_eq!(job.committed(seat).len(), steps, "seat {seat}");
+        assert!(job.committed(seat).iter().all(|(_, bits)| *bits == (1 << size) - 1), "seat {seat}");
         assert_eq!(job.retries(seat), 0);
     }
 }
@@ -241,20 +246,21 @@ fn who_was_stopped_is_out_and_changes_nothing(fabric: &str) {
 }
 
 fn deaths_at_any_moment_lose_and_repeat_nothing(fabric: &str) {
+    deaths_at_any_moment(fabric, 5, 6, &[]);
+}
+
+/// In each of so many jobs all but two of `size` members die at most, and the others go on.
+pub(crate) fn deaths_at_any_moment(fabric: &str, size: u32, jobs: u64, settings: &[&str]) {
     let seed = job::seed();
-    for run in 0..6_u64 {
-        let mut random = seed.wrapping_add(run);
-        let mut next = |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
-        let mut job = Job::start(fabric, 5, &[]);
-        let watched = next(5) as u32;
-        job.await_step(watched, 5 + next(20));
-        let deaths = 1 + next(3);
-        for _ in 0..deaths {
-            job.listen(Duration::from_micros(next(6_000)));
-            job.signal((watched + 1 + next(4) as u32) % 5, Signal::KILL);
+    for run in 0..jobs {
+        let mut random = Random::new(seed.wrapping_add(run));
+        let mut next = |below: u32| random.below(u64::from(below)) as u32;
+        let mut job = Job::start(fabric, size, settings);
+        let watched = next(size);
+        job.await_step(watched, 5 + u64::from(next(20)));
+        for _ in 0..1 + next(size - 2) {
+            job.listen(Duration::from_micros(u64::from(next(6_000))));
+            job.signal((watched + 1 + next(size - 1)) % size, Signal::KILL);
         }
         let so_far = job.committed(watched).last().map_or(0, |(step, _)| *step);
         job.await_step(watched, so_far + 20);
@@ -665,10 +671,15 @@ fn survivors_of_a_death_make_their_parts_anew(fabric: &str) {
 }
 
 fn deaths_while_parts_are_made_and_used_lose_and_repeat_nothing(fabric: &str) {
+    deaths_while_parts_are_used(fabric, 4, &[]);
+}
+
+/// In each of so many jobs one or two of four members die while all make parts of the group.
+pub(crate) fn deaths_while_parts_are_used(fabric: &str, jobs: u64, settings: &[&str]) {
     let seed = job::seed();
-    for run in 0..4_u64 {
+    for run in 0..jobs {
         let mut random = Random::new(seed.wrapping_add(run));
-        let mut job = Job::start(fabric, 4, &["parts=1"]);
+        let mut job = Job::start(fabric, 4, &[settings, &["parts=1"]].concat());
         job.await_step(0, 2 + random.below(4));
         for struck in 0..1 + random.below(2) {
             job.listen(Duration::from_micros(random.below(40_000)));

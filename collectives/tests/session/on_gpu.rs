@@ -1,11 +1,8 @@
 //! Sessions whose groups work on a GPU's memory, by the fake driver.
 
-use std::time::Duration;
-
-use pleach_vocabulary::random::Random;
 use rustix::process::Signal;
 
-use super::job::{self, Job, Told};
+use super::job::{Job, Told};
 
 /// The setting of members whose groups work on the fake driver's GPU.
 pub(crate) const SETTING: &str = "gpu=1";
@@ -24,14 +21,7 @@ on_every_fabric!(
 );
 
 fn without_faults_each_step_is_committed_once(fabric: &str) {
-    let mut job = Job::start(fabric, 3, &[SETTING, "steps=20"]);
-    job.finish();
-    job.check();
-    for seat in 0..3 {
-        assert_eq!(job.committed(seat).len(), 20, "seat {seat}");
-        assert!(job.committed(seat).iter().all(|(_, bits)| *bits == 0b111), "seat {seat}");
-        assert_eq!(job.retries(seat), 0);
-    }
+    super::without_faults(fabric, 3, 20, &[SETTING]);
 }
 
 fn survivors_of_one_death_go_on_with_the_buffers_that_they_have(fabric: &str) {
@@ -52,21 +42,7 @@ fn survivors_of_one_death_go_on_with_the_buffers_that_they_have(fabric: &str) {
 }
 
 fn deaths_at_any_moment_lose_and_repeat_nothing(fabric: &str) {
-    let seed = job::seed();
-    for run in 0..4_u64 {
-        let mut random = Random::new(seed.wrapping_add(run));
-        let mut job = Job::start(fabric, 4, &[SETTING]);
-        let watched = random.below(4) as u32;
-        job.await_step(watched, 3 + random.below(10));
-        for _ in 0..1 + random.below(2) {
-            job.listen(Duration::from_micros(random.below(6_000)));
-            job.signal((watched + 1 + random.below(3) as u32) % 4, Signal::KILL);
-        }
-        let so_far = job.committed(watched).last().map_or(0, |(step, _)| *step);
-        job.await_step(watched, so_far + 10);
-        job.finish();
-        job.check_or(&format!("seed {seed}, run {run}"));
-    }
+    super::deaths_at_any_moment(fabric, 4, 4, &[SETTING]);
 }
 
 fn who_was_stopped_is_out_and_takes_no_buffer(fabric: &str) {
@@ -147,15 +123,5 @@ fn an_audit_names_who_differs(fabric: &str) {
 }
 
 fn deaths_while_parts_are_made_and_used_lose_and_repeat_nothing(fabric: &str) {
-    let seed = job::seed();
-    for run in 0..2_u64 {
-        let mut random = Random::new(seed.wrapping_add(run));
-        let mut job = Job::start(fabric, 4, &[SETTING, "parts=1"]);
-        job.await_step(0, 2 + random.below(4));
-        job.listen(Duration::from_micros(random.below(40_000)));
-        job.signal(1, Signal::KILL);
-        job.await_further_steps();
-        job.finish();
-        job.check_or(&format!("seed {seed}, run {run}"));
-    }
+    super::deaths_while_parts_are_used(fabric, 2, &[SETTING]);
 }
