@@ -13,7 +13,7 @@ use pleach_vocabulary::Rank;
 
 use super::driver::Driver;
 use super::exact::Exact;
-use super::join::{of_puts, platform, settings, wiring};
+use super::join::{platform, settings, wiring, without_mapping};
 use super::observed::SessionMetrics;
 use super::parts::Parts;
 use super::unwinding::NoUnwinding;
@@ -106,7 +106,7 @@ impl Setting {
         let ranks: Vec<Rank> = members.iter().map(|place| place.rank).collect();
         let topology = self.options.topology.as_ref().and_then(|whole| whole.only(&ranks).ok());
         platform.wiring = topology.map(|topology| wiring(&topology, &platform));
-        if self.compute.is_some() { of_puts(platform) } else { platform }
+        if self.compute.is_some() { without_mapping(platform) } else { platform }
     }
 
     /// The group of these members over this view of the device. This process is the one of rank
@@ -179,9 +179,9 @@ pub(crate) fn session_buffer<T: Element>(slice: Slice, len: usize, number: u64) 
 }
 
 impl Group {
-    /// Whether a session can make calls with words of its own in the step that has begun: the group
-    /// works on the host's memory, and all ranks contribute.
-    pub(crate) fn takes_words(&self) -> bool {
+    /// Whether a commit of the step that has begun can be calls of this group: the group works on
+    /// the host's memory, and all ranks contribute.
+    pub(crate) fn commits_by_calls(&self) -> bool {
         self.gpu().is_none() && self.contributors() == self.world_size()
     }
 

@@ -185,7 +185,7 @@ impl Reach {
     /// The platform by which schedules are chosen.
     fn platform(self, joined: &Joined) -> Platform {
         let platform = platform_of(joined);
-        if matches!(self, Self::Put | Self::Staged) { of_puts(platform) } else { platform }
+        if matches!(self, Self::Put | Self::Staged) { without_mapping(platform) } else { platform }
     }
 
     /// The processor or GPU that computes on that memory.
@@ -294,7 +294,7 @@ pub(crate) fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32, in_turn: 
 }
 
 /// The same platform where data on GPUs are put: kernels do not reach host memory that peers map.
-pub(crate) fn of_puts(mut platform: Platform) -> Platform {
+pub(crate) fn without_mapping(mut platform: Platform) -> Platform {
     (platform.access, platform.near) = (Access::Put, CostModel::LOOPBACK);
     platform
 }

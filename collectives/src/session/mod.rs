@@ -96,7 +96,7 @@ use meeting::EpochStore;
 use member::Member;
 use shared_device::SharedDevice;
 use split::Splits;
-use state::Declared;
+use state::Declaration;
 
 /// This part of the time until suspicion a process that leaves waits for others that leave too.
 const LEAVING_TOGETHER: u32 = 8;
@@ -360,10 +360,10 @@ impl Session {
         Ok(())
     }
 
-    fn declare(&mut self, name: &str, entry: Entry) -> Declared {
-        let declared = Declared::new(name, &entry, self.own.has_them());
+    fn declare(&mut self, name: &str, entry: Entry) -> Declaration {
+        let declaration = Declaration::new(name, &entry, self.own.has_them());
         self.own.states_mut().add(name, entry);
-        declared
+        declaration
     }
 
     /// Splits the group of each epoch, as [`Group::split`] does, from the next step on. Members for

@@ -16,7 +16,7 @@ use super::hidden::Gate;
 use crate::group::{Buffer, CollectiveError, Element, GpuBuffer, session_buffer};
 
 /// What a state has of its session.
-pub(crate) struct Declared {
+pub(crate) struct Declaration {
     name: String,
     /// What this process has read from the members, once it has.
     healed: Arc<OnceLock<Slice>>,
@@ -26,7 +26,7 @@ pub(crate) struct Declared {
     in_use: InUse,
 }
 
-impl Declared {
+impl Declaration {
     pub(crate) fn new(name: &str, entry: &Entry, is_first: bool) -> Self {
         let (name, healed, in_use) = (name.to_owned(), entry.healed(), entry.in_use());
         Self { name, healed, is_first, in_use }
@@ -44,7 +44,7 @@ impl Declared {
 /// [`Heal::Hidden`](super::Heal), after that step at the latest ([`State::update`] waits for them).
 /// A slice of them that was taken before still shows zeros.
 pub struct State<T: Element> {
-    declared: Declared,
+    declaration: Declaration,
     elements: Buffer<T>,
     /// What was read from the members, as elements.
     read: OnceLock<Buffer<T>>,
@@ -52,20 +52,20 @@ pub struct State<T: Element> {
 }
 
 impl<T: Element> State<T> {
-    pub(crate) fn new(declared: Declared, elements: Buffer<T>, gate: Arc<Gate>) -> Self {
-        Self { declared, elements, read: OnceLock::new(), gate }
+    pub(crate) fn new(declaration: Declaration, elements: Buffer<T>, gate: Arc<Gate>) -> Self {
+        Self { declaration, elements, read: OnceLock::new(), gate }
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.declared.name
+        &self.declaration.name
     }
 
     /// Whether it is here. In a process that joined it is not before it was read from the members.
     #[must_use]
     pub fn is_here(&self) -> bool {
-        self.declared.is_here()
+        self.declaration.is_here()
     }
 
     /// Changes it, as all members do after a step that was committed.
@@ -82,13 +82,13 @@ impl<T: Element> State<T> {
             return;
         }
         let _ = self.now();
-        let _changes = lock(&self.declared.in_use);
+        let _changes = lock(&self.declaration.in_use);
         change(self.read.get_mut().unwrap_or(&mut self.elements));
     }
 
     /// The elements that count now.
     fn now(&self) -> &Buffer<T> {
-        let Some(healed) = self.declared.healed.get() else { return &self.elements };
+        let Some(healed) = self.declaration.healed.get() else { return &self.elements };
         self.read.get_or_init(|| session_buffer(healed.clone(), self.elements.len(), 0))
     }
 }
@@ -112,25 +112,25 @@ impl<T: Element> fmt::Debug for State<T> {
 ///
 /// A process that joined finds them when its first step begins.
 pub struct GpuState<T: Element> {
-    declared: Declared,
+    declaration: Declaration,
     elements: GpuBuffer<T>,
 }
 
 impl<T: Element> GpuState<T> {
-    pub(crate) fn new(declared: Declared, elements: GpuBuffer<T>) -> Self {
-        Self { declared, elements }
+    pub(crate) fn new(declaration: Declaration, elements: GpuBuffer<T>) -> Self {
+        Self { declaration, elements }
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.declared.name
+        &self.declaration.name
     }
 
     /// Whether it is here. In a process that joined it is not before it was read from the members.
     #[must_use]
     pub fn is_here(&self) -> bool {
-        self.declared.is_here()
+        self.declaration.is_here()
     }
 
     /// Changes it, as all members do after a step that was committed. `change` copies to the
@@ -150,7 +150,7 @@ impl<T: Element> GpuState<T> {
         stream: &Stream,
         change: impl FnOnce(&mut GpuBuffer<T>) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let last_change = lock(&self.declared.in_use);
+        let last_change = lock(&self.declaration.in_use);
         // So the mark of this change is behind all of them.
         last_change.as_ref().map_or(Ok(()), |change| stream.wait_event(change))?;
         let mut mark = ChangeMark { stream, last_change, is_set: false };

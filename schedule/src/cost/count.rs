@@ -54,8 +54,7 @@ fn classes(group: &Translations, hosts: &[u32]) -> Vec<Rank> {
     let ranks = hosts.len() as Rank;
     // These translations are a group. The ranks that they make of rank 0 say which they are.
     let mut kept = vec![0];
-    let mut is_kept = vec![false; hosts.len()];
-    is_kept.iter_mut().take(1).for_each(|first| *first = true);
+    let mut is_kept: Vec<bool> = (0..ranks).map(|rank| rank == 0).collect();
     for by in 1..ranks {
         if is_kept[by as usize] || !keeps_neighbours(group, hosts, by) {
             continue;
@@ -239,9 +238,9 @@ impl CriticalPath {
 /// A signal of a block: destination rank, source rank, signal slot.
 type SignalName = (Rank, Rank, u16);
 
-/// Which of the two ends of a signal came first.
-enum Met {
-    Shown(CriticalPath),
+/// The end of a signal that came first.
+enum SignalEnd {
+    Arrived(CriticalPath),
     /// The number of the lane that waits.
     Awaited(usize),
 }
@@ -269,7 +268,7 @@ fn critical_path(schedule: &Schedule, hosts: &[u32]) -> CriticalPath {
     lanes.sort_unstable();
     let mut longest = CriticalPath::default();
     // Each block uses their memory again.
-    let mut signals: BTreeMap<SignalName, Met> = BTreeMap::new();
+    let mut signals: BTreeMap<SignalName, SignalEnd> = BTreeMap::new();
     let (mut states, mut complete) = (Vec::new(), Vec::new());
     let mut ready = VecDeque::new();
     for block in lanes.chunk_by(|(one, ..), (other, ..)| one == other) {
@@ -300,8 +299,8 @@ fn critical_path(schedule: &Schedule, hosts: &[u32]) -> CriticalPath {
                 let signal = match &step.op {
                     Op::Wait { from, signal_slot } => {
                         let name = (*rank, *from, signal_slot.0);
-                        let Some(Met::Shown(arrival)) = signals.remove(&name) else {
-                            signals.insert(name, Met::Awaited(number));
+                        let Some(SignalEnd::Arrived(arrival)) = signals.remove(&name) else {
+                            signals.insert(name, SignalEnd::Awaited(number));
                             break;
                         };
                         issued.join(arrival);
@@ -317,7 +316,8 @@ fn critical_path(schedule: &Schedule, hosts: &[u32]) -> CriticalPath {
                 };
                 if let Some((to, signal_slot, arrival)) = signal {
                     let name = (to, *rank, signal_slot.0);
-                    if let Some(Met::Awaited(lane)) = signals.insert(name, Met::Shown(arrival)) {
+                    if let Some(SignalEnd::Awaited(lane)) = signals.insert(name, SignalEnd::Arrived(arrival))
+                    {
                         ready.push_back(lane);
                     }
                 }

@@ -72,7 +72,7 @@ pub(crate) fn ready(member: &Arc<Member>, record: &Record, group: &Group) {
     let mut state = member.lock();
     // Quick steps may leave the session's thread no time to see a signal.
     member.leave_if_told(&mut state);
-    if !group.takes_words() {
+    if !group.commits_by_calls() {
         return member.tell(&mut state, Input::Ready);
     }
     state.quiet = Some(None);
