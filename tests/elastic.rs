@@ -124,6 +124,8 @@ fn faults_that_cannot_be_are_refused() {
         (&["chaos", "--ranks", "3:3"], "give MIN:MAX, as 2:6"),
         (&["chaos", "--faults", "kill,store"], "there is no store yet; there are kill stop join leave"),
         (&["chaos", "--every", "often"], "give a time, as 2s"),
+        (&["chaos", "--", "no-such-program"], "command not found: no-such-program"),
+        (&["chaos", "--fabric", "tcp", "--", "true"], "--fabric"),
         (&["train", "--elastic=8:2"], limits),
         (&["train", "--elastic=0:2"], limits),
         (&["train", "--elastic=some"], limits),
@@ -193,6 +195,58 @@ fn expect_counted_once(fabric: &str, fault: &str, (most, fewest): (&str, &str)) 
     assert_eq!((field(last, "members_max"), field(last, "members_min")), (most, fewest), "{last}");
     assert_eq!(field(last, "equal"), "true");
     lines
+}
+
+/// A training of 2 to 3 processes in a session, as a program that chaos knows nothing of.
+const PROGRAM: [&str; 9] = [
+    env!("CARGO_BIN_EXE_pleach"),
+    "train",
+    "--elastic=2:3",
+    "--epochs",
+    "12",
+    "--pace",
+    "25ms",
+    "--json",
+    "--member",
+];
+
+#[test]
+fn of_a_program_chaos_says_what_its_members_say_and_leaves_open_what_nobody_here_knows() {
+    // Where one of three is killed, two are left, which go on to the end.
+    let chaos = ["chaos", "--ranks", "2:3", "--faults", "kill", "--every", "300ms", "--json", "--"];
+    let output = run(&[&chaos[..], &PROGRAM].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    let [fault, last] = lines[..] else { panic!("{lines:?}") };
+    assert_eq!((field(fault, "fault"), field(fault, "next_ms")), ("\"kill\"", "null"), "{fault}");
+    assert!(number(fault, "epoch") >= 1.0 && number(fault, "seat") < 3.0, "{fault}");
+    assert_eq!((field(last, "equal"), field(last, "retried")), ("null", "null"), "{last}");
+    assert_eq!((field(last, "members_min"), field(last, "members_max")), ("2", "3"), "{last}");
+    assert!(number(last, "steps") > 0.0 && number(last, "epochs") >= 2.0, "{last}");
+    // What the program prints is beside it, and it has found by itself whether its results are right.
+    let results = text(&output.stderr).lines().filter_map(|line| line.split_once("] "));
+    let results: Vec<&str> = results.map(|(_, line)| line).filter(|line| line.starts_with('{')).collect();
+    assert_eq!(results.len(), 1, "{}", text(&output.stderr));
+    expect_trained(&results, "2");
+}
+
+#[test]
+fn a_program_is_told_to_leave_when_the_time_is_up_and_one_that_fails_by_itself_fails_chaos() {
+    let chaos = ["chaos", "--ranks", "2:3", "--faults", "leave,join", "--every", "100ms", "--for", "600ms"];
+    let output = run(&[&chaos[..], &["--json", "--"], &PROGRAM].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    let (last, faults) = lines.split_last().expect("results");
+    let kinds: Vec<&str> = faults.iter().map(|line| field(line, "fault")).collect();
+    let expected = ["\"leave\"", "\"join\""];
+    assert!(!kinds.is_empty() && kinds.iter().zip(expected.iter().cycle()).all(|(one, other)| one == other));
+    assert_eq!(number(last, "epochs") as usize, 1 + faults.len(), "each is an epoch: {lines:?}");
+
+    let output =
+        run(&["chaos", "--ranks", "1:2", "--", "sh", "-c", "echo here; echo 'error: no luck' >&2; exit 3"]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("did not go on: no luck") && error.contains("] here\n"), "{error}");
 }
 
 /// The accuracy that shows that ranks have learned, where it depends on the moment at which one of

@@ -1,5 +1,5 @@
 //! `pleach chaos`: a session whose members are killed and stopped, join and leave for a while, and
-//! everything that they say compared.
+//! everything that they say compared; or a program of the user's instead ([`observer`]).
 //!
 //! This process starts MAX ranks as members of a session, which add up what each contributes, step
 //! by step. One fault after the other befalls them ([`Strikes`]). Where no fault is possible any
@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
 use pleach::partial::duration;
@@ -27,10 +28,14 @@ use serde_json::{Map, Value, json};
 use super::CommandError;
 use super::bounds::Bounds;
 use super::faults::Fault;
+use super::launch::is_executable;
 use super::launch::members::{Members, Told};
 use super::output::{print, print_json, put, rounded};
 use super::recovered::{JOINING, Recovered, STAGES, Survivor};
 use super::strikes::{Look, Strike, Strikes};
+use observer::Observer;
+
+mod observer;
 
 /// Elements that a step sums, besides the contributors.
 const ELEMENTS: usize = 10_000;
@@ -53,18 +58,30 @@ const STEPS_KEPT: usize = 1 << 16;
 /// How long this process hears nothing before it looks whether a fault is due.
 const LISTENING: Duration = Duration::from_millis(20);
 
+/// How long the processes of a program may take to begin, and to go on after a fault: a step of
+/// theirs may be long.
+const PATIENCE_WITH_PROGRAM: Duration = Duration::from_secs(300);
+
+/// How long the processes of a program may take to end when they are told to.
+const ENDING: Duration = Duration::from_secs(20);
+
 /// Arguments of `pleach chaos`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  pleach chaos --for 20s\n  pleach chaos --ranks 2:4 --fabric tcp --faults kill --every 1s --seed 7 --json"
+    after_help = "Examples:\n  pleach chaos --for 20s\n  pleach chaos --ranks 2:4 --fabric tcp --faults kill --every 1s --seed 7 --json\n  \
+    pleach chaos --ranks 2:4 --for 10m -- ./my-training-program\n\n\
+    Of a COMMAND is known what its members say to anybody who asks: who they are, their epochs, and the number of their\n\
+    step. Whether its results are right it has to find out by itself: where a process that was not struck ends with\n\
+    another status than 0, chaos fails. It is over when the program is, and when the time is up: then processes get SIGTERM.\n\
+    What they print comes on standard error."
 )]
 pub(crate) struct Arguments {
     /// MAX ranks are started, and there are MIN to MAX at any time; where none joins and MIN are
     /// left, a new job begins
     #[arg(long, value_name = "MIN:MAX", default_value = "2:6", value_parser = bounds)]
     ranks: Bounds,
-    /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto
-    #[arg(long, value_name = "FABRIC", default_value_t)]
+    /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto; a COMMAND chooses its own
+    #[arg(long, value_name = "FABRIC", default_value_t, conflicts_with = "command")]
     fabric: FabricChoice,
     /// The faults, in turn, where the limits allow them
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = USUAL_FAULTS)]
@@ -84,6 +101,10 @@ pub(crate) struct Arguments {
     /// This process is one of the ranks
     #[arg(long, hide = true)]
     member: bool,
+    /// A program in a session, started as by 'pleach run --elastic', with its arguments [default:
+    /// ranks that sum what each contributes]
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
 }
 
 fn time(text: &str) -> Result<Duration, &'static str> {
@@ -128,17 +149,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         }
     }
     let faults = arguments.faults()?;
+    if let Some(program) = arguments.command.first().filter(|program| !is_executable(program)) {
+        let program = program.display();
+        return Err(CommandError::typed(format!(
+            "command not found: {program}; check its name and permissions, after -- give the command itself"
+        )));
+    }
     let until = clock::now() + arguments.lasts;
     let mut totals = Totals { fewest: arguments.ranks.most(), ..Totals::default() };
     if !arguments.json {
         print("faults", &head())?;
     }
     let mut jobs = 0;
-    while jobs == 0 || clock::now() < until {
-        Job::start(arguments, &faults, arguments.seed.wrapping_add(jobs))?.run(until, &mut totals)?;
+    let is_program = !arguments.command.is_empty();
+    while jobs == 0 || (clock::now() < until && !is_program) {
+        let job = Job::start(arguments, &faults, arguments.seed.wrapping_add(jobs))?;
+        if is_program { job.run_program(until, &mut totals) } else { job.run(until, &mut totals) }?;
         jobs += 1;
     }
-    totals.print(arguments.json, jobs)
+    if is_program { totals.print_of_program(arguments.json) } else { totals.print(arguments.json, jobs) }
 }
 
 /// What all jobs came to.
@@ -173,6 +202,26 @@ impl Totals {
             &format!(
                 "{faults} faults in {jobs} jobs of {fewest} to {most} ranks: {steps} steps, each counted once on all members; \
                  {retried} were repeated, in {epochs} epochs\n"
+            ),
+        )
+    }
+
+    /// Of a program nobody here knows more.
+    fn print_of_program(&self, as_json: bool) -> Result<(), CommandError> {
+        let Self { faults, steps, epochs, fewest, most, .. } = self;
+        if as_json {
+            let unknown = Value::Null;
+            let row = json!({
+                "steps": steps, "retried": unknown, "epochs": epochs, "members_min": fewest, "members_max": most,
+                "equal": unknown,
+            });
+            return print_json("results", &row);
+        }
+        print(
+            "results",
+            &format!(
+                "{faults} faults in a job of {fewest} to {most} processes: its members came to step {steps}, in {epochs} epochs; \
+                 all that were not struck ended well\n"
             ),
         )
     }
@@ -248,6 +297,8 @@ struct Job {
     heard: Nanos,
     /// When the newest process began to join.
     joining: Option<Nanos>,
+    /// What members of a program say of themselves.
+    observer: Option<Observer>,
 }
 
 impl Job {
@@ -255,14 +306,21 @@ impl Job {
         let bounds = arguments.ranks;
         // There is a job to join, and a seat that is free.
         let ranks = if only_joins(faults) { bounds.fewest().max(2) } else { bounds.most() };
-        let mut command: Vec<OsString> = std::env::args_os().skip(1).collect();
-        command.push("--member".into());
+        let members = if arguments.command.is_empty() {
+            let mut command: Vec<OsString> = std::env::args_os().skip(1).collect();
+            command.push("--member".into());
+            Members::start(ranks, &command)?
+        } else {
+            Members::start_program(ranks, &arguments.command)?
+        };
+        let is_program = !arguments.command.is_empty();
+        let observer = is_program.then(|| Observer::start(members.asker()?, ranks)).transpose()?;
         let mut checker = Checker::default();
         (0..ranks).for_each(|number| checker.begins(number));
         Ok(Self {
             as_json: arguments.json,
             founders: ranks,
-            members: Members::start(ranks, &command)?,
+            members,
             strikes: Strikes::new(ranks, bounds, faults.to_vec(), arguments.every, seed),
             checker,
             survivors: BTreeMap::new(),
@@ -270,6 +328,7 @@ impl Job {
             retried: BTreeSet::new(),
             heard: clock::now(),
             joining: None,
+            observer,
         })
     }
 
@@ -279,31 +338,85 @@ impl Job {
         // A fault that has befallen is watched to its end.
         while !is_settled || (clock::now() < until && self.strikes.can_go_on()) {
             self.listen()?;
-            match self.strikes.look(&mut self.members, clock::now())? {
-                Look::Nothing => {}
-                Look::Struck(_) => {
-                    is_settled = false;
-                    self.heard = clock::now();
-                    self.survivors.clear();
-                }
-                Look::WentOn(strike) => {
-                    is_settled = true;
-                    totals.faults += 1;
-                    totals.saw(self.strikes.working());
-                    self.tell(strike)?;
-                }
-            }
-            if self.strikes.awaits_ranks() && clock::now().since(self.heard) > PATIENCE {
-                let seconds = PATIENCE.as_secs();
-                return Err(CommandError::failed(format!(
-                    "ranks stand still: not all went on within {seconds} s; report this with PLEACH_LOG=debug"
-                )));
-            }
+            is_settled = self.strike(is_settled, PATIENCE, totals)?;
         }
         totals.steps += self.checker.steps();
         totals.retried += self.retried.len() as u64;
         totals.epochs += 1 + self.epoch;
         Ok(())
+    }
+
+    /// Until the program has ended, by itself or because it was told to when the time was up.
+    fn run_program(mut self, until: Nanos, totals: &mut Totals) -> Result<(), CommandError> {
+        totals.saw(self.founders);
+        // Since when processes end, by themselves or because they were told to, and how long they may.
+        let mut ending: Option<(Nanos, Duration)> = None;
+        while self.strikes.has_any() {
+            self.listen()?;
+            self.observe();
+            if let Some((since, limit)) = ending {
+                if clock::now().since(since) > limit {
+                    let seconds = limit.as_secs();
+                    return Err(CommandError::failed(format!(
+                        "not ended: a process still runs {seconds} s after others had ended, or after SIGTERM; let the program \
+                         end, or leave at this signal"
+                    )));
+                }
+            } else if self.strikes.has_done() {
+                // It is over: who comes would find nobody.
+                self.strikes.give_up_joining(&self.members);
+                self.strikes.wake_the_stopped(&self.members);
+                ending = Some((clock::now(), PATIENCE_WITH_PROGRAM));
+            } else if clock::now() >= until && !self.strikes.awaits_ranks() {
+                self.strikes.end();
+                self.members.end();
+                ending = Some((clock::now(), ENDING));
+            } else {
+                self.strike(true, PATIENCE_WITH_PROGRAM, totals)?;
+            }
+        }
+        totals.steps += self.observer.as_ref().map_or(0, Observer::step);
+        totals.epochs += 1 + self.epoch;
+        Ok(())
+    }
+
+    /// Brings the next fault where it is time to. Returns whether the newest one was watched to its
+    /// end.
+    fn strike(
+        &mut self,
+        is_settled: bool,
+        patience: Duration,
+        totals: &mut Totals,
+    ) -> Result<bool, CommandError> {
+        let is_settled = match self.strikes.look(&mut self.members, clock::now())? {
+            Look::Nothing => is_settled,
+            Look::Struck(_) => {
+                self.heard = clock::now();
+                self.survivors.clear();
+                false
+            }
+            Look::WentOn(strike) => {
+                totals.faults += 1;
+                totals.saw(self.strikes.working());
+                self.tell(strike)?;
+                true
+            }
+        };
+        if self.strikes.awaits_ranks() && clock::now().since(self.heard) > patience {
+            let seconds = patience.as_secs();
+            return Err(CommandError::failed(format!(
+                "ranks stand still: not all went on within {seconds} s; report this with PLEACH_LOG=debug"
+            )));
+        }
+        Ok(is_settled)
+    }
+
+    /// Takes in what the members of a program say.
+    fn observe(&mut self) {
+        if let Some(observer) = &mut self.observer {
+            observer.look(&mut self.strikes);
+            self.epoch = self.epoch.max(observer.epoch());
+        }
     }
 
     fn listen(&mut self) -> Result<(), CommandError> {
@@ -313,8 +426,16 @@ impl Job {
             }),
             Some((number, Told::Ended(status, error))) => {
                 self.checker.ended(number);
+                let was_told =
+                    self.strikes.is_over() && status.signal() == Some(signal_hook::consts::SIGTERM);
+                let comes_too_late = self.strikes.has_done() && self.strikes.is_joining(number);
                 let struck = self.strikes.ended(number, status.success());
-                if struck.is_some_and(|fault| fault != Fault::Leave || status.success()) {
+                let is_well = match struck {
+                    Some(fault) => fault != Fault::Leave || status.success(),
+                    // Members of this command go on until they are ended here.
+                    None => was_told || comes_too_late || (self.observer.is_some() && status.success()),
+                };
+                if is_well {
                     return Ok(());
                 }
                 let error = error.unwrap_or_else(|| status.to_string());

@@ -118,6 +118,13 @@ impl Strikes {
         }
     }
 
+    /// One more comes to the job. Returns its number.
+    pub(crate) fn joins(&mut self) -> u32 {
+        self.ranks.push(Rank::Joining);
+        self.seats.push(None);
+        self.ranks.len() as u32 - 1
+    }
+
     /// A rank works on this seat, in an epoch of so many.
     pub(crate) fn works(&mut self, number: u32, seat: u32, ranks: u32) {
         self.seats[number as usize] = Some(seat);
@@ -153,9 +160,14 @@ impl Strikes {
         self.newest.is_some() || self.ranks.contains(&Rank::Starting)
     }
 
-    /// A rank has made the last step: from now on nobody is struck and nobody joins.
-    pub(crate) fn session_ends(&mut self, number: u32) {
+    /// From now on nobody is struck and nobody joins.
+    pub(crate) fn end(&mut self) {
         self.is_over = true;
+    }
+
+    /// A rank has made the last step.
+    pub(crate) fn session_ends(&mut self, number: u32) {
+        self.end();
         let state = &mut self.ranks[number as usize];
         if *state == Rank::Joining {
             // It came in time for the last step.
@@ -163,7 +175,7 @@ impl Strikes {
         }
     }
 
-    /// Whether a rank has made the last step.
+    /// Whether nobody is struck any more, and nobody joins.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
@@ -176,6 +188,20 @@ impl Strikes {
     /// Whether a rank was stopped or told to leave that has not ended.
     pub(crate) fn has_leaving(&self) -> bool {
         self.ranks.iter().any(|rank| matches!(rank, Rank::Struck(Fault::Stop | Fault::Leave)))
+    }
+
+    /// Whether a rank has not ended.
+    pub(crate) fn has_any(&self) -> bool {
+        self.ranks.iter().any(|rank| !matches!(rank, Rank::Done | Rank::Gone))
+    }
+
+    /// The one of which nothing was heard yet: it was started last, or else it was stopped, is out,
+    /// and joins anew.
+    pub(crate) fn newcomer(&mut self) -> Option<u32> {
+        let place = |state: Rank| self.ranks.iter().position(|rank| *rank == state);
+        let number = place(Rank::Joining).or_else(|| place(Rank::Struck(Fault::Stop)))?;
+        self.ranks[number] = Rank::Joining;
+        Some(number as u32)
     }
 
     /// Whether a rank comes to the job.
@@ -232,9 +258,8 @@ impl Strikes {
         }
         let Some((fault, turn)) = self.next_fault() else { return Ok(Look::Nothing) };
         let (number, state) = if fault == Fault::Join {
-            self.ranks.push(Rank::Joining);
-            self.seats.push(None);
-            (members.join()?, Rank::Joining)
+            members.join()?;
+            (self.joins(), Rank::Joining)
         } else {
             (working[self.random.index(working.len())], Rank::Struck(fault))
         };

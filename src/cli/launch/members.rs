@@ -3,31 +3,46 @@
 //! later. Each has a number of its own, in the order in which they are started; which seat a
 //! process has is the job's matter, once processes have joined.
 //!
-//! Each member writes lines to its standard output, which are for this process. What it writes to
-//! standard error is passed on, but for the error with which it ends.
+//! A member is this command, or a program of the user's. This command writes lines to its standard
+//! output, which are for this process; what a program writes is passed on to standard error, behind
+//! the member's number. What members write to standard error is passed on, but for the error with
+//! which one ends.
 //!
-//! **Invariant:** no member outlives this value, or this process: each is tied to it by the kernel
-//! (see [`guard`]), and dropping the value kills and reaps all of them.
+//! **Invariant:** no member, and nothing in its process group, outlives this value, or this
+//! process: each is tied to it by the kernel (see [`guard`]), and dropping the value kills and
+//! reaps all of them. A member is reaped after its group was killed, so that a number is never used
+//! once it may name others.
 
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::process::{Child, ChildStderr, ChildStdout, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
+use std::time::Duration;
 
 use pleach::transport::Nanos;
+use pleach::transport::auth::Secret;
 use pleach::transport::clock::now;
-use pleach::transport::rendezvous::Rendezvous;
-use rustix::process::{Pid, Signal, kill_process};
+use pleach::transport::rendezvous::{Rendezvous, World};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::{guard, reserve_port};
+use super::guard::Guard;
+use super::{JobSecret, SECRET_VARIABLE, guard, needs_secret, reserve_port};
 use crate::cli::CommandError;
 use crate::cli::faults::Fault;
 
 /// The prefix of this command's errors.
 const ERROR: &str = "error: ";
+
+/// Longest line that is kept together, in bytes.
+const LINE_BYTES_MAX: u64 = 64 * 1024;
+
+/// How long the last words of a member that has ended are awaited: something that it started may
+/// hold the pipe.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What is heard of a member.
 #[derive(Debug)]
@@ -40,8 +55,8 @@ pub(crate) enum Told {
 
 struct Member {
     child: Child,
-    /// Passes on what it writes to standard error, and keeps its error; `None` once it was joined.
-    errors: Option<JoinHandle<Option<String>>>,
+    /// The error that it wrote last, when it has closed standard error.
+    error: Receiver<Option<String>>,
     has_ended: bool,
 }
 
@@ -50,29 +65,53 @@ pub(crate) struct Members {
     /// By number.
     members: Vec<Member>,
     command: Vec<OsString>,
+    /// Whether members are a program of the user's.
+    is_program: bool,
     /// Members that were started first: the world that begins the job.
     founders: u32,
     rendezvous: Rendezvous,
+    secret: Option<JobSecret>,
+    guard: Guard,
     sender: Sender<(u32, Option<String>)>,
-    /// `None`: the member has closed its output.
+    /// `None`: the member has ended.
     lines: Receiver<(u32, Option<String>)>,
     /// Keeps the port of the rendezvous from being given to others.
-    _reserved: OwnedFd,
+    _reserved: Option<OwnedFd>,
 }
 
 impl Members {
     /// Starts so many members as this command with these arguments. The thread that calls this has
     /// to outlive them.
     pub(crate) fn start(count: u32, arguments: &[OsString]) -> Result<Self, CommandError> {
+        let own = std::iter::once(guard::OWN_PROGRAM.into());
+        Self::start_as(count, own.chain(arguments.iter().cloned()).collect(), false)
+    }
+
+    /// As [`Members::start`], as a program of the user's.
+    pub(crate) fn start_program(count: u32, command: &[OsString]) -> Result<Self, CommandError> {
+        Self::start_as(count, command.to_vec(), true)
+    }
+
+    fn start_as(count: u32, command: Vec<OsString>, is_program: bool) -> Result<Self, CommandError> {
         let failed = |error| CommandError::failed(format!("ranks not started: {error}; see 'ulimit -a'"));
         let (port, reserved) = reserve_port().map_err(failed)?;
         let rendezvous = Rendezvous::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port };
-        let command: Vec<OsString> =
-            std::iter::once(guard::OWN_PROGRAM.into()).chain(arguments.iter().cloned()).collect();
+        let secret = needs_secret().then(JobSecret::new);
+        let guard = Guard::start(secret.as_ref().map(JobSecret::folder)).map_err(failed)?;
+        secret.as_ref().map(JobSecret::write).transpose()?;
         let (sender, lines) = channel();
-        let members = Vec::new();
-        let founders = count;
-        let mut started = Self { members, command, founders, rendezvous, sender, lines, _reserved: reserved };
+        let mut started = Self {
+            members: Vec::new(),
+            command,
+            is_program,
+            founders: count,
+            rendezvous,
+            secret,
+            guard,
+            sender,
+            lines,
+            _reserved: Some(reserved),
+        };
         for rank in 0..count {
             started.add(rank)?;
         }
@@ -83,7 +122,15 @@ impl Members {
     pub(crate) fn join(&mut self) -> Result<u32, CommandError> {
         // As rank 0 it would begin a job where the holder of the address has just gone. It is given
         // a seat that is free, whatever its rank is.
-        self.add(self.founders.saturating_sub(1))
+        self.add(self.founders.saturating_sub(1).max(1))
+    }
+
+    /// Whoever asks the job who its members are.
+    pub(crate) fn asker(&self) -> Result<World, CommandError> {
+        let of_job = self.secret.as_ref().map(JobSecret::file);
+        let file = of_job.or_else(|| std::env::var_os(SECRET_VARIABLE).map(Into::into));
+        let secret = file.map(|file| Secret::from_file(&file)).transpose().map_err(CommandError::usage)?;
+        Ok(World { rendezvous: Some(self.rendezvous.clone()), secret, ..World::alone() })
     }
 
     fn add(&mut self, rank: u32) -> Result<u32, CommandError> {
@@ -97,16 +144,37 @@ impl Members {
             .env("PLEACH_RENDEZVOUS", self.rendezvous.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .stderr(Stdio::piped())
+            .process_group(0);
+        if let Some(secret) = &self.secret {
+            command.env(SECRET_VARIABLE, secret.file());
+        }
         let mut child = command.spawn().map_err(failed)?;
-        let (out, error) = (child.stdout.take(), child.stderr.take());
-        self.members.push(Member { child, errors: None, has_ended: false });
+        let process = Pid::from_child(&child);
+        self.guard.add(process);
+        let out = child.stdout.take().expect("is piped");
+        let errors = child.stderr.take().expect("is piped");
+        let (last_error, error) = channel();
+        self.members.push(Member { child, error, has_ended: false });
         let sender = self.sender.clone();
-        let out = out.expect("is piped");
-        thread::Builder::new().spawn(move || read_lines(number, out, &sender)).map_err(failed)?;
-        let error = error.expect("is piped");
-        let errors = thread::Builder::new().spawn(move || pass_on(error)).map_err(failed)?;
-        self.members[number as usize].errors = Some(errors);
+        let prefix = if self.is_program { format!("[{number}] ") } else { String::new() };
+        let on_thread =
+            |work: Box<dyn FnOnce() + Send>| thread::Builder::new().spawn(work).map(drop).map_err(failed);
+        // Nobody listens any more when the members are dropped.
+        if self.is_program {
+            let own_prefix = prefix.clone();
+            on_thread(Box::new(move || each_line(out, |line| write_error(&own_prefix, line))))?;
+            on_thread(Box::new(move || {
+                await_end(process);
+                let _ = sender.send((number, None));
+            }))?;
+        } else {
+            on_thread(Box::new(move || {
+                each_line(out, |line| drop(sender.send((number, Some(line.to_owned())))));
+                let _ = sender.send((number, None));
+            }))?;
+        }
+        on_thread(Box::new(move || drop(last_error.send(pass_on(errors, &prefix)))))?;
         Ok(number)
     }
 
@@ -118,9 +186,12 @@ impl Members {
         }
         let member = &mut self.members[number as usize];
         member.has_ended = true;
+        let group = Pid::from_child(&member.child);
+        // What it started ends with it.
+        let _ = kill_process_group(group, Signal::KILL);
+        self.guard.remove(group);
         let status = member.child.wait().unwrap_or_default();
-        let error = member.errors.take().and_then(|errors| errors.join().ok()).flatten();
-        Some((number, Told::Ended(status, error)))
+        Some((number, Told::Ended(status, member.error.recv_timeout(LAST_WORDS).ok().flatten())))
     }
 
     /// The fault befalls a member; a join befalls none.
@@ -133,41 +204,67 @@ impl Members {
         self.signal(number, Signal::CONT);
     }
 
+    /// Tells all members to end that have not.
+    pub(crate) fn end(&self) {
+        for number in 0..self.members.len() as u32 {
+            self.signal(number, Signal::TERM);
+            self.wake(number);
+        }
+    }
+
     fn signal(&self, number: u32, signal: Signal) {
         let member = &self.members[number as usize];
         if !member.has_ended {
-            // It is not reaped, so its number is its own. It may have ended by itself.
-            let _ = kill_process(Pid::from_child(&member.child), signal);
+            // It is not reaped, so the number is that of its group. It may have ended by itself.
+            let _ = kill_process_group(Pid::from_child(&member.child), signal);
         }
     }
 }
 
 impl Drop for Members {
     fn drop(&mut self) {
-        for member in self.members.iter_mut().filter(|member| !member.has_ended) {
-            let _ = member.child.kill();
-            let _ = member.child.wait();
+        for number in 0..self.members.len() {
+            self.signal(number as u32, Signal::KILL);
+            let member = &mut self.members[number];
+            if !member.has_ended {
+                self.guard.remove(Pid::from_child(&member.child));
+                let _ = member.child.wait();
+            }
         }
     }
 }
 
-fn read_lines(number: u32, out: ChildStdout, sender: &Sender<(u32, Option<String>)>) {
-    for line in BufReader::new(out).lines().map_while(Result::ok) {
-        // Nobody listens any more when the members are dropped.
-        let _ = sender.send((number, Some(line)));
-    }
-    let _ = sender.send((number, None));
+/// Waits until a child has ended, and does not reap it.
+fn await_end(process: Pid) {
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while matches!(waitid(WaitId::Pid(process), ended), Err(rustix::io::Errno::INTR)) {}
 }
 
-/// Passes on all lines but errors, of which the last one is returned.
-fn pass_on(error: ChildStderr) -> Option<String> {
-    let mut last = None;
-    for line in BufReader::new(error).lines().map_while(Result::ok) {
-        match line.strip_prefix(ERROR) {
-            Some(error) => last = Some(error.to_owned()),
-            // Nobody is left to tell when standard error is closed.
-            None => drop(std::io::stderr().write_all(format!("{line}\n").as_bytes())),
-        }
+/// Reads to the end, line by line; a line that is too long is several.
+fn each_line(pipe: impl Read, mut take: impl FnMut(&str)) {
+    let mut pipe = BufReader::new(pipe);
+    let mut line = Vec::new();
+    while matches!(pipe.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line), Ok(1..)) {
+        take(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']));
+        line.clear();
     }
+}
+
+/// Passes on all lines but the last error, which is returned.
+fn pass_on(pipe: impl Read, prefix: &str) -> Option<String> {
+    let mut last: Option<String> = None;
+    each_line(pipe, |line| match line.strip_prefix(ERROR) {
+        Some(error) => {
+            if let Some(before) = last.replace(error.to_owned()) {
+                write_error(prefix, &format!("{ERROR}{before}"));
+            }
+        }
+        None => write_error(prefix, line),
+    });
     last
+}
+
+fn write_error(prefix: &str, line: &str) {
+    // Nobody is left to tell when standard error is closed.
+    let _ = io::stderr().write_all(format!("{prefix}{line}\n").as_bytes());
 }

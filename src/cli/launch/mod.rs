@@ -75,7 +75,9 @@ impl Launch {
                 (Rendezvous::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port }, Some(socket))
             }
         };
-        let secret = self.needs_secret().then(JobSecret::new);
+        // Ranks of other launchers would not know it.
+        let has_all = self.world_size == self.ranks;
+        let secret = (has_all && needs_secret()).then(JobSecret::new);
         let echoes = log::level().is_some();
         let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder))
             .map_err(|end_cause| self.error(end_cause))?;
@@ -117,12 +119,6 @@ impl Launch {
         let result = job.run(restarts).map_err(|end_cause| self.error(end_cause));
         drop((reserved, placement));
         result
-    }
-
-    /// Whether to make a secret for the job: the user gave none, and all ranks are started here.
-    /// Ranks of other launchers would not know the secret.
-    fn needs_secret(&self) -> bool {
-        self.world_size == self.ranks && std::env::var_os(SECRET_VARIABLE).is_none_or(|file| file.is_empty())
     }
 
     fn error(&self, end_cause: JobEnd) -> CommandError {
@@ -295,6 +291,11 @@ const SECRET_VARIABLE: &str = "PLEACH_SECRET_FILE";
 
 /// The file's name in its folder.
 const FILE: &str = "secret";
+
+/// Whether to make a secret for the job: the user gave none.
+fn needs_secret() -> bool {
+    std::env::var_os(SECRET_VARIABLE).is_none_or(|file| file.is_empty())
+}
 
 /// How the folder's name begins.
 const FOLDER: &str = "pleach-job-";
