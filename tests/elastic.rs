@@ -4,6 +4,10 @@
 
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
+#[allow(dead_code)] // Other tests start PyTorch's.
+mod outside_stores;
+mod ports;
+mod skipped;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +16,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Output, Stdio};
 
 use launcher::{expect_refused, field, finish, number, pleach, rank_process, signal, text};
+use outside_stores::Etcd;
 use rustix::process::Signal;
 
 fn run(arguments: &[&str]) -> Output {
@@ -115,14 +120,27 @@ fn a_person_sees_the_time_line() {
 fn faults_that_cannot_be_are_refused() {
     let limits = "give MIN:MAX, as 2:6";
     for (arguments, part) in [
-        (&["bench", "recovery", "--fault", "cut"][..], "there is no cut yet; there are kill stop join leave"),
+        (
+            &["bench", "recovery", "--fault", "cut"][..],
+            "there are kill stop join leave here; pleach chaos has more",
+        ),
         (&["bench", "recovery", "--fault", "explode"], "there are kill stop join leave"),
         (&["bench", "recovery", "--ranks", "1"], "give 2 or more"),
         (&["bench", "recovery", "--samples", "0"], "--samples"),
         (&["bench", "recovery", "--suspect-after", "1ms"], "give 10ms or more"),
         (&["bench", "recovery", "--fabric", "sim"], "not simulated"),
         (&["chaos", "--ranks", "3:3"], "give MIN:MAX, as 2:6"),
-        (&["chaos", "--faults", "kill,store"], "there is no store yet; there are kill stop join leave"),
+        (&["chaos", "--faults", "kill,store"], "the members make the records by themselves there"),
+        (&["chaos", "--faults", "explode"], "there are kill stop join leave"),
+        (
+            &["chaos", "--faults", "store", "--rendezvous", "file:///nowhere"],
+            "it is a folder, which this command cannot take away",
+        ),
+        (&["chaos", "--faults", "store", "--rendezvous", "etcds://127.0.0.1:9/a"], "give an etcd:// address"),
+        (
+            &["chaos", "--faults", "rendezvous", "--rendezvous", "etcd://127.0.0.1:9/a"],
+            "no process of the job is known to hold etcd://127.0.0.1:9/a",
+        ),
         (&["chaos", "--every", "often"], "give a time, as 2s"),
         (&["chaos", "--", "no-such-program"], "command not found: no-such-program"),
         (&["chaos", "--fabric", "tcp", "--", "true"], "--fabric"),
@@ -133,7 +151,7 @@ fn faults_that_cannot_be_are_refused() {
         (&["train", "--elastic=1:4", "--ranks", "1"], "give --ranks 2 or more"),
         (&["train", "--chaos"], "--elastic"),
         (&["train", "--elastic", "--chaos=explode"], "there are kill stop"),
-        (&["train", "--elastic", "--chaos=kill,slow"], "there is no slow yet"),
+        (&["train", "--elastic", "--chaos=kill,slow"], "pleach chaos has more"),
         (&["chaos", "--ranks", "1:2", "--faults", "join"], "no fault is possible"),
         (&["train", "--exact"], "--elastic"),
         (&["train", "--elastic", "--exact", "--scheme", "sync"], "--scheme"),
@@ -180,6 +198,38 @@ fn each_step_counts_once_on_every_member_whatever_befalls_them() {
         assert!(times.map(|stage| number(&lines[0], &format!("{stage}_ms"))).is_sorted(), "{lines:?}");
         assert_eq!(field(&lines[1], "retried"), "0", "a planned change costs no step: {lines:?}");
     }
+}
+
+#[test]
+fn another_process_holds_the_rendezvous_when_its_holder_is_killed() {
+    let folder = launcher::Folder::new("chaos-rendezvous");
+    let address = format!("file://{}", folder.0.display());
+    for arguments in [&["--fabric", "tcp"][..], &["--rendezvous", &address]] {
+        let chaos = ["chaos", "--ranks", "2:4", "--every", "200ms", "--for", "1s", "--json"];
+        let output = run(&[&chaos[..], &["--faults", "rendezvous,join"], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        assert_eq!((field(lines[0], "fault"), field(lines[0], "seat")), ("\"rendezvous\"", "0"), "{lines:?}");
+        // Nobody could join if there were no other holder.
+        assert_eq!(field(lines[1], "fault"), "\"join\"", "{lines:?}");
+        assert_eq!(field(lines[lines.len() - 1], "equal"), "true", "{lines:?}");
+    }
+}
+
+#[test]
+fn ranks_agree_when_the_store_is_back_that_was_away_while_one_was_killed() {
+    let Some(etcd) = Etcd::start(1, ports::reserve(2), &[]) else {
+        return skipped::skip("etcd-server is not installed");
+    };
+    let address = etcd.address("chaos");
+    let chaos = ["chaos", "--ranks", "2:3", "--faults", "store", "--rendezvous", &address];
+    let output = run(&[&chaos[..], &["--every", "200ms", "--for", "1ms", "--json"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    assert_eq!(field(lines[0], "fault"), "\"store\"", "{lines:?}");
+    // It is away for 1 s, in which nothing can be agreed.
+    assert!(number(lines[0], "agreed_ms") >= 900.0, "{lines:?}");
+    assert_eq!(field(lines[1], "equal"), "true", "{lines:?}");
 }
 
 /// Runs one job to its first fault, and returns its lines.

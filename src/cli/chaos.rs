@@ -15,11 +15,12 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach::partial::duration;
 use pleach::session::{Elastic, Session, SessionError, Verdict};
-use pleach::transport::rendezvous::{ExplicitWorld, FabricChoice, World};
+use pleach::transport::rendezvous::{ExplicitWorld, FabricChoice, Rendezvous, World};
 use pleach::transport::{Nanos, clock};
 use pleach::{Options, ReduceOp};
 use pleach_vocabulary::digest::chain;
@@ -30,6 +31,7 @@ use super::bounds::Bounds;
 use super::faults::Fault;
 use super::launch::is_executable;
 use super::launch::members::{Members, Told};
+use super::launch::store::Between;
 use super::output::{print, print_json, put, rounded};
 use super::recovered::{JOINING, Recovered, STAGES, Survivor};
 use super::strikes::{Look, Strike, Strikes};
@@ -83,9 +85,15 @@ pub(crate) struct Arguments {
     /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto; a COMMAND chooses its own
     #[arg(long, value_name = "FABRIC", default_value_t, conflicts_with = "command")]
     fabric: FabricChoice,
-    /// The faults, in turn, where the limits allow them
+    /// The faults, in turn, where the limits allow them: kill stop join leave, rendezvous (whoever
+    /// holds it is killed) and store (one is killed while the etcd or TCPStore of --rendezvous is
+    /// out of reach)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = USUAL_FAULTS)]
     faults: Vec<Fault>,
+    /// Where the processes meet: tcp://HOST:PORT of this host, file:///DIR, etcd[s]://HOST:PORT/PREFIX or
+    /// c10d://HOST:PORT [default: a free port of this host]
+    #[arg(long, value_name = "ADDRESS")]
+    rendezvous: Option<Rendezvous>,
     /// The time between two faults, at least: the others have to have gone on
     #[arg(long, value_name = "D", value_parser = time, default_value = "2s")]
     every: Duration,
@@ -128,7 +136,36 @@ impl Arguments {
                 self.ranks
             )));
         }
+        if self.faults.contains(&Fault::Rendezvous)
+            && let Some(
+                store @ (Rendezvous::Etcd { .. } | Rendezvous::C10d { .. } | Rendezvous::TcpList { .. }),
+            ) = &self.rendezvous
+        {
+            return Err(CommandError::typed(format!(
+                "no holder to kill: --faults rendezvous, and no process of the job is known to hold {store}; give tcp://HOST:PORT \
+                 or file:///DIR, or of a store --faults store"
+            )));
+        }
         Ok(self.faults.clone())
+    }
+
+    /// What stands before a store that is taken away.
+    fn between(&self) -> Result<Option<Arc<Between>>, CommandError> {
+        if !self.faults.contains(&Fault::Store) {
+            return Ok(None);
+        }
+        let on_port = Rendezvous::Tcp { host: String::new(), port: 0 };
+        Between::start(self.rendezvous.as_ref().unwrap_or(&on_port)).map(|between| Some(Arc::new(between)))
+    }
+}
+
+/// The address of one of several jobs that meet at the same place one after the other.
+fn of_job(rendezvous: &Rendezvous, job: u64) -> Rendezvous {
+    match rendezvous.clone() {
+        Rendezvous::Etcd { is_private, places, prefix } => {
+            Rendezvous::Etcd { is_private, places, prefix: format!("{prefix}/{job}") }
+        }
+        rendezvous => rendezvous,
     }
 }
 
@@ -149,6 +186,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         }
     }
     let faults = arguments.faults()?;
+    let between = arguments.between()?;
     if let Some(program) = arguments.command.first().filter(|program| !is_executable(program)) {
         let program = program.display();
         return Err(CommandError::typed(format!(
@@ -162,8 +200,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
     let mut jobs = 0;
     let is_program = !arguments.command.is_empty();
-    while jobs == 0 || (clock::now() < until && !is_program) {
-        let job = Job::start(arguments, &faults, arguments.seed.wrapping_add(jobs))?;
+    // A server of PyTorch's has the table of one job.
+    let is_one = is_program || matches!(arguments.rendezvous, Some(Rendezvous::C10d { .. }));
+    while jobs == 0 || (clock::now() < until && !is_one) {
+        let job = Job::start(arguments, &faults, between.as_ref(), jobs)?;
         if is_program { job.run_program(until, &mut totals) } else { job.run(until, &mut totals) }?;
         jobs += 1;
     }
@@ -302,17 +342,26 @@ struct Job {
 }
 
 impl Job {
-    fn start(arguments: &Arguments, faults: &[Fault], seed: u64) -> Result<Self, CommandError> {
+    fn start(
+        arguments: &Arguments,
+        faults: &[Fault],
+        between: Option<&Arc<Between>>,
+        number: u64,
+    ) -> Result<Self, CommandError> {
+        let seed = arguments.seed.wrapping_add(number);
+        let rendezvous = between.map(|between| between.rendezvous()).or(arguments.rendezvous.as_ref());
+        let rendezvous = rendezvous.map(|rendezvous| of_job(rendezvous, number));
         let bounds = arguments.ranks;
         // There is a job to join, and a seat that is free.
         let ranks = if only_joins(faults) { bounds.fewest().max(2) } else { bounds.most() };
         let members = if arguments.command.is_empty() {
             let mut command: Vec<OsString> = std::env::args_os().skip(1).collect();
             command.push("--member".into());
-            Members::start(ranks, &command)?
+            Members::start(ranks, &command, rendezvous)?
         } else {
-            Members::start_program(ranks, &arguments.command)?
+            Members::start_program(ranks, &arguments.command, rendezvous)?
         };
+        let members = members.through(between.cloned());
         let is_program = !arguments.command.is_empty();
         let observer = is_program.then(|| Observer::start(members.asker()?, ranks)).transpose()?;
         let mut checker = Checker::default();
@@ -504,7 +553,7 @@ impl Job {
             .map(|time| time.map_or_else(|| format!("{:>10}", "-"), |time| format!("{time:>10.2}")))
             .collect();
         let seat = seat.map_or_else(|| "-".to_owned(), |seat| seat.to_string());
-        put!(out, "{at_s:>8.1} {:>6} {seat:>5} {:>6}{times}", fault.to_string(), self.epoch);
+        put!(out, "{at_s:>8.1} {:>10} {seat:>5} {:>6}{times}", fault.to_string(), self.epoch);
         print("faults", &out)
     }
 }
@@ -512,7 +561,7 @@ impl Job {
 fn head() -> String {
     let stages: String = STAGES.iter().map(|stage| format!("{stage:>10}")).collect();
     format!(
-        "# ms since the fault, of the last of the others; since a process came, of the last of all\n#  at (s)  fault  rank  epoch{stages}\n"
+        "# ms since the fault, of the last of the others; since a process came, of the last of all\n#  at (s)      fault  rank  epoch{stages}\n"
     )
 }
 

@@ -16,13 +16,21 @@ pub(crate) enum Fault {
     Join,
     /// It leaves by SIGTERM, at the end of a step.
     Leave,
+    /// The one that holds the rendezvous ends by SIGKILL.
+    Rendezvous,
+    /// It ends by SIGKILL while the store of records is out of reach for a while.
+    Store,
 }
 
 /// All faults, in the order in which people are told of them.
-const ALL: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave];
+const ALL: [Fault; 6] =
+    [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave, Fault::Rendezvous, Fault::Store];
+
+/// How many of them, the first ones, need nothing but the process that they befall.
+const SIMPLE: usize = 4;
 
 /// Faults by name, for which there are no means yet.
-const NOT_YET: [&str; 4] = ["cut", "slow", "rendezvous", "store"];
+const NOT_YET: [&str; 2] = ["cut", "slow"];
 
 impl Fault {
     fn name(self) -> &'static str {
@@ -31,13 +39,15 @@ impl Fault {
             Self::Stop => "stop",
             Self::Join => "join",
             Self::Leave => "leave",
+            Self::Rendezvous => "rendezvous",
+            Self::Store => "store",
         }
     }
 
     /// What is sent to the process that it befalls; a join befalls none that there is.
     pub(crate) fn signal(self) -> Option<Signal> {
         match self {
-            Self::Kill => Some(Signal::KILL),
+            Self::Kill | Self::Rendezvous | Self::Store => Some(Signal::KILL),
             Self::Stop => Some(Signal::STOP),
             Self::Join => None,
             Self::Leave => Some(Signal::TERM),
@@ -48,8 +58,16 @@ impl Fault {
     pub(crate) fn ranks_after(self, ranks: u32) -> u32 {
         match self {
             Self::Join => ranks + 1,
-            Self::Kill | Self::Stop | Self::Leave => ranks.saturating_sub(1),
+            Self::Kill | Self::Stop | Self::Leave | Self::Rendezvous | Self::Store => ranks.saturating_sub(1),
         }
+    }
+
+    /// The fault of this name, of those that befall one process and need nothing else.
+    pub(crate) fn simple(name: &str) -> Result<Self, String> {
+        let simple = &ALL[..SIMPLE];
+        let fault = simple.iter().copied().find(|fault| fault.name() == name);
+        let known = simple.iter().map(|fault| fault.name()).collect::<Vec<_>>().join(" ");
+        fault.ok_or_else(|| format!("there are {known} here; pleach chaos has more"))
     }
 }
 

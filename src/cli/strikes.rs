@@ -16,6 +16,9 @@ use super::bounds::Bounds;
 use super::faults::Fault;
 use super::launch::members::Members;
 
+/// How long nobody of those that work may hold the rendezvous.
+const HOLDER_WAIT: Duration = Duration::from_secs(30);
+
 /// What is known of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
@@ -249,6 +252,12 @@ impl Strikes {
             if !working.iter().all(has_gone_on) || self.is_joining(strike.number) {
                 return Ok(Look::Nothing);
             }
+            // One of the others takes it over, so that processes can join again.
+            if strike.fault == Fault::Rendezvous
+                && members.holder()?.is_none_or(|holder| holder == strike.number)
+            {
+                return Ok(Look::Nothing);
+            }
             self.newest = None;
             self.wake_the_stopped(members);
             return Ok(Look::WentOn(Strike { seat: self.seats[strike.number as usize], ..strike }));
@@ -260,6 +269,16 @@ impl Strikes {
         let (number, state) = if fault == Fault::Join {
             members.join()?;
             (self.joins(), Rank::Joining)
+        } else if fault == Fault::Rendezvous {
+            let holder = members.holder()?.filter(|holder| working.contains(holder));
+            let Some(holder) = holder else {
+                return if now.since(self.next_at) < HOLDER_WAIT {
+                    Ok(Look::Nothing)
+                } else {
+                    Err(no_holder())
+                };
+            };
+            (holder, Rank::Struck(fault))
         } else {
             (working[self.random.index(working.len())], Rank::Struck(fault))
         };
@@ -292,6 +311,13 @@ impl Strikes {
         let working = |(number, rank): (u32, &Rank)| matches!(rank, Rank::Working { .. }).then_some(number);
         (0..).zip(&self.ranks).filter_map(working)
     }
+}
+
+fn no_holder() -> CommandError {
+    CommandError::failed(format!(
+        "nobody holds the rendezvous: for {} s none of the ranks that work; report this with PLEACH_LOG=debug",
+        HOLDER_WAIT.as_secs()
+    ))
 }
 
 #[cfg(test)]

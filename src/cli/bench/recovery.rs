@@ -54,7 +54,7 @@ const SHARES: [(&str, usize); 3] = [("p50", 50), ("p99", 99), ("max", 100)];
 #[derive(Debug, clap::Args)]
 pub(crate) struct RecoveryArguments {
     /// With recovery: the fault of one rank: kill, stop, join or leave
-    #[arg(long, value_name = "FAULT", default_value_t = Fault::Kill)]
+    #[arg(long, value_name = "FAULT", default_value_t = Fault::Kill, value_parser = Fault::simple)]
     fault: Fault,
     /// With recovery: bytes of a state that each rank has registered; one that joins reads it
     #[arg(long, value_name = "BYTES", default_value = "1M")]
@@ -127,7 +127,7 @@ struct Sample {
 fn sample(fault: Fault, ranks: u32, struck: u32) -> Result<(Sample, String), CommandError> {
     let mut command: Vec<OsString> = std::env::args_os().skip(1).collect();
     command.push("--member".into());
-    let mut members = Members::start(ranks, &command)?;
+    let mut members = Members::start(ranks, &command, None)?;
     let mut fabric = String::new();
     let mut ready = 0;
     let until = clock::now() + PATIENCE;

@@ -18,7 +18,9 @@ use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -30,7 +32,8 @@ use pleach::transport::rendezvous::{Rendezvous, World};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::guard::Guard;
-use super::{JobSecret, SECRET_VARIABLE, guard, needs_secret, reserve_port};
+use super::store::Between;
+use super::{JobSecret, SECRET_VARIABLE, guard, needs_secret, reserve_port, sockets};
 use crate::cli::CommandError;
 use crate::cli::faults::Fault;
 
@@ -72,6 +75,7 @@ pub(crate) struct Members {
     rendezvous: Rendezvous,
     secret: Option<JobSecret>,
     guard: Guard,
+    between: Option<Arc<Between>>,
     sender: Sender<(u32, Option<String>)>,
     /// `None`: the member has ended.
     lines: Receiver<(u32, Option<String>)>,
@@ -80,22 +84,40 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Starts so many members as this command with these arguments. The thread that calls this has
-    /// to outlive them.
-    pub(crate) fn start(count: u32, arguments: &[OsString]) -> Result<Self, CommandError> {
+    /// Starts so many members as this command with these arguments. They meet at this address, or
+    /// else at a port of this host. The thread that calls this has to outlive them.
+    pub(crate) fn start(
+        count: u32,
+        arguments: &[OsString],
+        rendezvous: Option<Rendezvous>,
+    ) -> Result<Self, CommandError> {
         let own = std::iter::once(guard::OWN_PROGRAM.into());
-        Self::start_as(count, own.chain(arguments.iter().cloned()).collect(), false)
+        Self::start_as(count, own.chain(arguments.iter().cloned()).collect(), rendezvous, false)
     }
 
     /// As [`Members::start`], as a program of the user's.
-    pub(crate) fn start_program(count: u32, command: &[OsString]) -> Result<Self, CommandError> {
-        Self::start_as(count, command.to_vec(), true)
+    pub(crate) fn start_program(
+        count: u32,
+        command: &[OsString],
+        rendezvous: Option<Rendezvous>,
+    ) -> Result<Self, CommandError> {
+        Self::start_as(count, command.to_vec(), rendezvous, true)
     }
 
-    fn start_as(count: u32, command: Vec<OsString>, is_program: bool) -> Result<Self, CommandError> {
+    fn start_as(
+        count: u32,
+        command: Vec<OsString>,
+        rendezvous: Option<Rendezvous>,
+        is_program: bool,
+    ) -> Result<Self, CommandError> {
         let failed = |error| CommandError::failed(format!("ranks not started: {error}; see 'ulimit -a'"));
-        let (port, reserved) = reserve_port().map_err(failed)?;
-        let rendezvous = Rendezvous::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port };
+        let (rendezvous, reserved) = match rendezvous {
+            Some(rendezvous) => (rendezvous, None),
+            None => {
+                let (port, reserved) = reserve_port().map_err(failed)?;
+                (Rendezvous::Tcp { host: Ipv4Addr::LOCALHOST.to_string(), port }, Some(reserved))
+            }
+        };
         let secret = needs_secret().then(JobSecret::new);
         let guard = Guard::start(secret.as_ref().map(JobSecret::folder)).map_err(failed)?;
         secret.as_ref().map(JobSecret::write).transpose()?;
@@ -108,9 +130,10 @@ impl Members {
             rendezvous,
             secret,
             guard,
+            between: None,
             sender,
             lines,
-            _reserved: Some(reserved),
+            _reserved: reserved,
         };
         for rank in 0..count {
             started.add(rank)?;
@@ -194,8 +217,45 @@ impl Members {
         Some((number, Told::Ended(status, member.error.recv_timeout(LAST_WORDS).ok().flatten())))
     }
 
+    /// The member that holds the rendezvous: it listens there, or its number stands in the folder.
+    /// `None`: nobody does just now, or nobody ever does there.
+    pub(crate) fn holder(&self) -> Result<Option<u32>, CommandError> {
+        let failed = |error: io::Error| {
+            CommandError::failed(format!(
+                "holder of the rendezvous not found: {error}; the fault 'rendezvous' needs a Linux from 5.6 on that lets a \
+                 process trace its children"
+            ))
+        };
+        let alive = (0..).zip(&self.members).filter(|(_, member)| !member.has_ended);
+        let mut groups = alive.map(|(number, member)| (number, Pid::from_child(&member.child)));
+        match &self.rendezvous {
+            Rendezvous::Tcp { port, .. } => {
+                for (number, group) in groups {
+                    if sockets::listens(group, *port).map_err(failed)? {
+                        return Ok(Some(number));
+                    }
+                }
+                Ok(None)
+            }
+            Rendezvous::File { folder } => {
+                let group = holder_in(folder).and_then(sockets::group_of);
+                Ok(groups.find(|(_, member)| group == Some(*member)).map(|(number, _)| number))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The store is reached through this.
+    pub(crate) fn through(mut self, between: Option<Arc<Between>>) -> Self {
+        self.between = between;
+        self
+    }
+
     /// The fault befalls a member; a join befalls none.
     pub(crate) fn strike(&self, number: u32, fault: Fault) {
+        if let Some(between) = self.between.as_ref().filter(|_| fault == Fault::Store) {
+            between.take_away();
+        }
         fault.signal().into_iter().for_each(|signal| self.signal(number, signal));
     }
 
@@ -232,6 +292,13 @@ impl Drop for Members {
             }
         }
     }
+}
+
+/// The process of this host that has written into a rendezvous folder that it holds it, as people
+/// read it.
+fn holder_in(folder: &Path) -> Option<Pid> {
+    let words = std::fs::read_to_string(folder.join("owner")).ok()?;
+    words.strip_prefix("process ")?.split(' ').next()?.parse().ok().and_then(Pid::from_raw)
 }
 
 /// Waits until a child has ended, and does not reap it.

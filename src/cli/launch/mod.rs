@@ -33,6 +33,8 @@ pub(crate) mod guard;
 mod job;
 pub(crate) mod members;
 mod restarts;
+mod sockets;
+pub(crate) mod store;
 
 /// Set to 1 for ranks whose plain output goes to a terminal, so that they may draw there.
 pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";

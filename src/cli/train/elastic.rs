@@ -81,6 +81,7 @@ pub(crate) struct ElasticArguments {
         num_args = 0..=1,
         require_equals = true,
         value_delimiter = ',',
+        value_parser = Fault::simple,
         requires = "elastic",
     )]
     chaos: Option<Vec<Fault>>,
@@ -484,7 +485,7 @@ fn launch(arguments: &Arguments, bounds: Bounds, ranks: u32, faults: Vec<Fault>)
     if !faults.is_empty() && arguments.elastic.pace.is_none() {
         command.push(format!("--pace={}ms", PACE.as_millis()).into());
     }
-    let mut members = Members::start(ranks, &command)?;
+    let mut members = Members::start(ranks, &command, None)?;
     let mut strikes = Strikes::new(ranks, bounds, faults, EVERY, SEED);
     let mut heard = Heard::default();
     while strikes.has_ranks() {

@@ -1,0 +1,72 @@
+//! Sockets of the processes that were started here: who listens at a port.
+//!
+//! The kernel gives a process duplicates of the files of those that it may trace (`pidfd_getfd`,
+//! from Linux 5.6 on), and its children are among these unless the system forbids it.
+//! **Invariant:** no duplicate outlives a call, because the other end would not see the end of a
+//! process that has one elsewhere.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{getsockname, sockopt};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// Whether a process of this group listens at this port.
+pub(super) fn listens(group: Pid, port: u16) -> io::Result<bool> {
+    let is_there = |socket: &OwnedFd| {
+        let local = getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok());
+        local.is_some_and(|local| local.port() == port) && sockopt::socket_acceptconn(socket) == Ok(true)
+    };
+    Ok(processes(group)?
+        .into_iter()
+        .map(sockets)
+        .collect::<io::Result<Vec<_>>>()?
+        .iter()
+        .flatten()
+        .any(is_there))
+}
+
+/// The group of a process.
+pub(super) fn group_of(process: Pid) -> Option<Pid> {
+    let words = std::fs::read(format!("/proc/{}/stat", process.as_raw_pid())).ok()?;
+    let words = String::from_utf8_lossy(&words);
+    // Behind its name, which ends with a bracket: its state, its parent, and its group.
+    let (_, words) = words.rsplit_once(')')?;
+    words.split_ascii_whitespace().nth(2)?.parse().ok().and_then(Pid::from_raw)
+}
+
+/// The processes of a group.
+fn processes(group: Pid) -> io::Result<Vec<Pid>> {
+    let mut processes = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let number = entry?.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        processes.extend(number.filter(|number| group_of(*number) == Some(group)));
+    }
+    Ok(processes)
+}
+
+/// Duplicates of the sockets of a process; none if it has ended.
+fn sockets(process: Pid) -> io::Result<Vec<OwnedFd>> {
+    let Ok(files) = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_pid())) else {
+        return Ok(Vec::new());
+    };
+    let Ok(of) = pidfd_open(process, PidfdFlags::empty()) else { return Ok(Vec::new()) };
+    let mut sockets = Vec::new();
+    for file in files.filter_map(Result::ok) {
+        let is_socket = std::fs::read_link(file.path())
+            .is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
+        let Some(number) = file.file_name().to_str().and_then(|name| name.parse().ok()).filter(|_| is_socket)
+        else {
+            continue;
+        };
+        match pidfd_getfd(&of, number, PidfdGetfdFlags::empty()) {
+            Ok(socket) => sockets.push(socket),
+            // It has closed it, or has ended.
+            Err(Errno::BADF | Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(sockets)
+}
