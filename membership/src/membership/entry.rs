@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::output::Output;
-use crate::{Process, Record, Verdict};
+use crate::{Message, Process, Record, Verdict};
 
 /// Where a process is on its way into an epoch.
 #[derive(Clone, Debug)]
@@ -62,8 +62,11 @@ impl Entry {
             outputs.push(Output::Expelled(Arc::clone(record)));
             return;
         }
-        let gone = before.iter().filter(|peer| !record.contains(**peer));
-        outputs.extend(gone.copied().map(Output::Sever));
+        for peer in before.iter().copied().filter(|peer| !record.contains(*peer)) {
+            // Whoever made the record may not reach it.
+            outputs.push(Output::Send { to: peer, message: Message::Decided(Arc::clone(record)) });
+            outputs.push(Output::Sever(peer));
+        }
         for peer in record.members().iter().copied().filter(|peer| *peer != process) {
             if !before.contains(&peer) {
                 outputs.push(Output::Connect(peer));
