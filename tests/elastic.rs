@@ -153,6 +153,7 @@ fn faults_that_cannot_be_are_refused() {
         (&["train", "--elastic", "--chaos=explode"], "there are kill stop"),
         (&["train", "--elastic", "--chaos=kill,slow"], "pleach chaos has more"),
         (&["chaos", "--ranks", "1:2", "--faults", "join"], "no fault is possible"),
+        (&["chaos", "--ranks", "1:2", "--faults", "kill,cut"], "give a MAX from 3 on"),
         (&["train", "--exact"], "--elastic"),
         (&["train", "--elastic", "--exact", "--scheme", "sync"], "--scheme"),
         (&["run", "-n", "4", "--elastic=8:2", "--", "true"], limits),
@@ -181,7 +182,15 @@ fn faults_that_cannot_be_are_refused() {
 
 #[test]
 fn each_step_counts_once_on_every_member_whatever_befalls_them() {
-    for (fabric, fault) in [("shm", "kill"), ("tcp", "kill"), ("shm", "stop"), ("tcp", "stop")] {
+    for (fabric, fault) in [
+        ("shm", "kill"),
+        ("tcp", "kill"),
+        ("shm", "stop"),
+        ("tcp", "stop"),
+        ("shm", "cut"),
+        ("tcp", "cut"),
+        ("shm+tcp", "cut"),
+    ] {
         let lines = expect_counted_once(fabric, fault, ("4", "3"));
         let times = ["found", "agreed", "drained", "planned", "next"];
         assert!(times.map(|stage| number(&lines[0], &format!("{stage}_ms"))).is_sorted(), "{lines:?}");
@@ -230,6 +239,21 @@ fn ranks_agree_when_the_store_is_back_that_was_away_while_one_was_killed() {
     // It is away for 1 s, in which nothing can be agreed.
     assert!(number(lines[0], "agreed_ms") >= 900.0, "{lines:?}");
     assert_eq!(field(lines[1], "equal"), "true", "{lines:?}");
+}
+
+#[test]
+fn a_slow_rank_stays_and_costs_no_step() {
+    let chaos = ["chaos", "--ranks", "2:3", "--faults", "slow", "--every", "200ms", "--for", "1ms", "--json"];
+    let output = run(&chaos);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    assert_eq!((field(lines[0], "fault"), field(lines[0], "epoch")), ("\"slow\"", "0"), "{lines:?}");
+    let last = lines[lines.len() - 1];
+    assert_eq!(
+        (field(last, "epochs"), field(last, "retried"), field(last, "members_min")),
+        ("1", "0", "3"),
+        "{last}"
+    );
 }
 
 /// Runs one job to its first fault, and returns its lines.

@@ -34,7 +34,7 @@ use super::launch::members::{Members, Told};
 use super::launch::store::Between;
 use super::output::{print, print_json, put, rounded};
 use super::recovered::{JOINING, Recovered, STAGES, Survivor};
-use super::strikes::{Look, Strike, Strikes};
+use super::strikes::{CUT_RANKS_MIN, Look, Strike, Strikes};
 use observer::Observer;
 
 mod observer;
@@ -85,9 +85,10 @@ pub(crate) struct Arguments {
     /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto; a COMMAND chooses its own
     #[arg(long, value_name = "FABRIC", default_value_t, conflicts_with = "command")]
     fabric: FabricChoice,
-    /// The faults, in turn, where the limits allow them: kill stop join leave, rendezvous (whoever
-    /// holds it is killed) and store (one is killed while the etcd or TCPStore of --rendezvous is
-    /// out of reach)
+    /// The faults, in turn, where the limits allow them: kill stop join leave; slow (a rank stands
+    /// still for three quarters of 2 s, in short turns); cut (the connections of two are shut down,
+    /// and one of them has to go); rendezvous (whoever holds it is killed) and store (one is killed
+    /// while the etcd or TCPStore of --rendezvous is out of reach)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = USUAL_FAULTS)]
     faults: Vec<Fault>,
     /// Where the processes meet: tcp://HOST:PORT of this host, file:///DIR, etcd[s]://HOST:PORT/PREFIX or
@@ -133,6 +134,12 @@ impl Arguments {
             return Err(CommandError::typed(format!(
                 "no fault is possible: --faults join, and two ranks begin the job, which --ranks {} allows no third; \
                  give --ranks 1:3 or other faults",
+                self.ranks
+            )));
+        }
+        if self.faults.contains(&Fault::Cut) && self.ranks.most() < CUT_RANKS_MIN {
+            return Err(CommandError::typed(format!(
+                "nobody would agree which of two goes: --faults cut, and --ranks {}; give a MAX from {CUT_RANKS_MIN} on",
                 self.ranks
             )));
         }
@@ -503,6 +510,7 @@ impl Job {
                 let numbers: Option<Vec<u64>> = rest.split(' ').map(|word| word.parse().ok()).collect();
                 let Some(&[seat, step, bits, digest]) = numbers.as_deref() else { return Err(broken()) };
                 let seat = u32::try_from(seat).ok().filter(|seat| *seat < RANKS_MAX).ok_or_else(broken)?;
+                self.strikes.committed(number, step);
                 self.checker.step((number, seat), step, bits, digest)
             }
             "retry" => {

@@ -16,6 +16,10 @@ pub(crate) enum Fault {
     Join,
     /// It leaves by SIGTERM, at the end of a step.
     Leave,
+    /// It stands still for most of a while, in short turns, by SIGSTOP and SIGCONT.
+    Slow,
+    /// All connections of it and another one are shut down, once.
+    Cut,
     /// The one that holds the rendezvous ends by SIGKILL.
     Rendezvous,
     /// It ends by SIGKILL while the store of records is out of reach for a while.
@@ -23,14 +27,19 @@ pub(crate) enum Fault {
 }
 
 /// All faults, in the order in which people are told of them.
-const ALL: [Fault; 6] =
-    [Fault::Kill, Fault::Stop, Fault::Join, Fault::Leave, Fault::Rendezvous, Fault::Store];
+const ALL: [Fault; 8] = [
+    Fault::Kill,
+    Fault::Stop,
+    Fault::Join,
+    Fault::Leave,
+    Fault::Slow,
+    Fault::Cut,
+    Fault::Rendezvous,
+    Fault::Store,
+];
 
 /// How many of them, the first ones, need nothing but the process that they befall.
 const SIMPLE: usize = 4;
-
-/// Faults by name, for which there are no means yet.
-const NOT_YET: [&str; 2] = ["cut", "slow"];
 
 impl Fault {
     fn name(self) -> &'static str {
@@ -39,17 +48,19 @@ impl Fault {
             Self::Stop => "stop",
             Self::Join => "join",
             Self::Leave => "leave",
+            Self::Slow => "slow",
+            Self::Cut => "cut",
             Self::Rendezvous => "rendezvous",
             Self::Store => "store",
         }
     }
 
-    /// What is sent to the process that it befalls; a join befalls none that there is.
+    /// What is sent to the process that it befalls, once; a join befalls none that there is.
     pub(crate) fn signal(self) -> Option<Signal> {
         match self {
             Self::Kill | Self::Rendezvous | Self::Store => Some(Signal::KILL),
             Self::Stop => Some(Signal::STOP),
-            Self::Join => None,
+            Self::Join | Self::Slow | Self::Cut => None,
             Self::Leave => Some(Signal::TERM),
         }
     }
@@ -58,7 +69,10 @@ impl Fault {
     pub(crate) fn ranks_after(self, ranks: u32) -> u32 {
         match self {
             Self::Join => ranks + 1,
-            Self::Kill | Self::Stop | Self::Leave | Self::Rendezvous | Self::Store => ranks.saturating_sub(1),
+            Self::Slow => ranks,
+            Self::Kill | Self::Stop | Self::Leave | Self::Cut | Self::Rendezvous | Self::Store => {
+                ranks.saturating_sub(1)
+            }
         }
     }
 
@@ -75,14 +89,8 @@ impl FromStr for Fault {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = || ALL.map(Self::name).join(" ");
-        ALL.into_iter().find(|fault| fault.name() == name).ok_or_else(|| {
-            if NOT_YET.contains(&name) {
-                format!("there is no {name} yet; there are {}", known())
-            } else {
-                format!("there are {}", known())
-            }
-        })
+        let known = || format!("there are {}", ALL.map(Self::name).join(" "));
+        ALL.into_iter().find(|fault| fault.name() == name).ok_or_else(known)
     }
 }
 

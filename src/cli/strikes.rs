@@ -3,12 +3,13 @@
 //! A rank here is a process by the number in which it was started; its seat is what it says.
 //! **Invariant:** the next fault comes when all others have gone on without the rank before, or
 //! with the one that joined, so never as many ranks are silent as it takes to agree. A rank that
-//! was stopped goes on then. No fault leaves fewer or more ranks than the limits say; a fault that
+//! was stopped goes on then. One that was slow makes a step with all others afterwards. Of two whose
+//! connections were cut one has to go. No fault leaves fewer or more ranks than the limits say; a fault that
 //! would is passed over.
 
 use std::time::Duration;
 
-use pleach::transport::Nanos;
+use pleach::transport::{Nanos, clock};
 use pleach_vocabulary::random::Random;
 
 use super::CommandError;
@@ -18,6 +19,16 @@ use super::launch::members::Members;
 
 /// How long nobody of those that work may hold the rendezvous.
 const HOLDER_WAIT: Duration = Duration::from_secs(30);
+
+/// How long a rank is slow.
+const SLOW: Duration = Duration::from_secs(2);
+
+/// A turn of a slow rank in milliseconds, and how long it stands still in each.
+const TURN_MS: u128 = 200;
+const STANDS_MS: u128 = 150;
+
+/// Fewest ranks of which two may lose each other: a majority reaches each of the two.
+pub(crate) const CUT_RANKS_MIN: u32 = 3;
 
 /// What is known of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +54,8 @@ pub(crate) struct Strike {
     began: Nanos,
     fault: Fault,
     number: u32,
+    /// Of a pair that was cut, the other one.
+    other: Option<u32>,
     seat: Option<u32>,
 }
 
@@ -61,7 +74,7 @@ impl Strike {
         self.fault
     }
 
-    /// The process that it has befallen.
+    /// The process that it has befallen; of two that were cut, the one that is out.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
@@ -92,6 +105,12 @@ pub(crate) struct Strikes {
     ranks: Vec<Rank>,
     /// By number: the seat that it has said.
     seats: Vec<Option<u32>>,
+    /// By number: the step that it has committed last.
+    steps: Vec<u64>,
+    /// Whether a slow rank stands still just now.
+    stands: bool,
+    /// The newest step when a slow rank was slow no more.
+    slow_until: Option<u64>,
     /// After which the others have not gone on yet.
     newest: Option<Strike>,
     random: Random,
@@ -112,6 +131,9 @@ impl Strikes {
             bounds,
             ranks: vec![Rank::Starting; ranks as usize],
             seats: vec![None; ranks as usize],
+            steps: vec![0; ranks as usize],
+            stands: false,
+            slow_until: None,
             newest: None,
             random: Random::new(seed),
             began: None,
@@ -125,6 +147,7 @@ impl Strikes {
     pub(crate) fn joins(&mut self) -> u32 {
         self.ranks.push(Rank::Joining);
         self.seats.push(None);
+        self.steps.push(0);
         self.ranks.len() as u32 - 1
     }
 
@@ -137,12 +160,31 @@ impl Strikes {
         }
     }
 
+    /// A rank has committed a step.
+    pub(crate) fn committed(&mut self, number: u32, step: u64) {
+        self.steps[number as usize] = step;
+    }
+
+    /// A rank is out that has not ended.
+    pub(crate) fn is_out(&mut self, number: u32) {
+        if self.was_cut(number) {
+            self.ranks[number as usize] = Rank::Struck(Fault::Cut);
+        }
+    }
+
+    /// Whether the newest fault has cut this rank from another one.
+    fn was_cut(&self, number: u32) -> bool {
+        let is_one = |strike: Strike| strike.number == number || strike.other == Some(number);
+        self.newest.is_some_and(|strike| strike.fault == Fault::Cut && is_one(strike))
+    }
+
     /// A rank has ended. Returns the fault that had befallen it.
     pub(crate) fn ended(&mut self, number: u32, is_well: bool) -> Option<Fault> {
+        let was_cut = self.was_cut(number);
         let state = &mut self.ranks[number as usize];
         let struck = match state {
             Rank::Struck(fault) => Some(*fault),
-            _ => None,
+            _ => was_cut.then_some(Fault::Cut),
         };
         *state = if is_well && struck.is_none() { Rank::Done } else { Rank::Gone };
         struck
@@ -198,11 +240,12 @@ impl Strikes {
         self.ranks.iter().any(|rank| !matches!(rank, Rank::Done | Rank::Gone))
     }
 
-    /// The one of which nothing was heard yet: it was started last, or else it was stopped, is out,
-    /// and joins anew.
+    /// The one of which nothing was heard yet: it was started last, or else it is out, and
+    /// joins anew.
     pub(crate) fn newcomer(&mut self) -> Option<u32> {
         let place = |state: Rank| self.ranks.iter().position(|rank| *rank == state);
-        let number = place(Rank::Joining).or_else(|| place(Rank::Struck(Fault::Stop)))?;
+        let out = || place(Rank::Struck(Fault::Stop)).or_else(|| place(Rank::Struck(Fault::Cut)));
+        let number = place(Rank::Joining).or_else(out)?;
         self.ranks[number] = Rank::Joining;
         Some(number as u32)
     }
@@ -247,17 +290,9 @@ impl Strikes {
         }
         let working: Vec<u32> = self.numbers().collect();
         if let Some(strike) = self.newest {
-            let ranks = working.len() as u32;
-            let has_gone_on = |number: &u32| self.ranks[*number as usize] == Rank::Working { ranks };
-            if !working.iter().all(has_gone_on) || self.is_joining(strike.number) {
+            let Some(strike) = self.went_on(strike, &working, members, now)? else {
                 return Ok(Look::Nothing);
-            }
-            // One of the others takes it over, so that processes can join again.
-            if strike.fault == Fault::Rendezvous
-                && members.holder()?.is_none_or(|holder| holder == strike.number)
-            {
-                return Ok(Look::Nothing);
-            }
+            };
             self.newest = None;
             self.wake_the_stopped(members);
             return Ok(Look::WentOn(Strike { seat: self.seats[strike.number as usize], ..strike }));
@@ -280,14 +315,65 @@ impl Strikes {
             };
             (holder, Rank::Struck(fault))
         } else {
-            (working[self.random.index(working.len())], Rank::Struck(fault))
+            let number = working[self.random.index(working.len())];
+            // Which of a pair goes is the members' agreement, and who is slow stays.
+            let stays = matches!(fault, Fault::Cut | Fault::Slow);
+            (number, if stays { self.ranks[number as usize] } else { Rank::Struck(fault) })
         };
+        let others: Vec<u32> = working.iter().copied().filter(|other| *other != number).collect();
+        let other = (fault == Fault::Cut).then(|| others[self.random.index(others.len())]);
+        // Since the look began the holder was looked for.
+        let at = clock::now();
+        if let Some(other) = other {
+            members.cut(number, other)?;
+        }
+        (self.stands, self.slow_until) = (false, None);
         members.strike(number, fault);
         self.ranks[number as usize] = state;
         let (began, seat) = (self.began.unwrap_or(now), self.seats[number as usize]);
-        let strike = Strike { at: now, began, fault, number, seat };
+        let strike = Strike { at, began, fault, number, other, seat };
         (self.newest, self.next_at, self.turn) = (Some(strike), now + self.every, turn);
         Ok(Look::Struck(strike))
+    }
+
+    /// The fault, if it is over and all others have gone on.
+    fn went_on(
+        &mut self,
+        strike: Strike,
+        working: &[u32],
+        members: &Members,
+        now: Nanos,
+    ) -> Result<Option<Strike>, CommandError> {
+        let ranks = working.len() as u32;
+        let is_out = |number: &u32| !working.contains(number);
+        let is_over = match strike.fault {
+            Fault::Slow => return Ok(self.was_slow(strike, working, members, now).then_some(strike)),
+            Fault::Join => !self.is_joining(strike.number),
+            Fault::Cut => is_out(&strike.number) || strike.other.as_ref().is_some_and(is_out),
+            // One of the others takes it over, so that processes can join again.
+            Fault::Rendezvous => members.holder()?.is_some_and(|holder| holder != strike.number),
+            Fault::Kill | Fault::Stop | Fault::Leave | Fault::Store => true,
+        };
+        let together = working.iter().all(|number| self.ranks[*number as usize] == Rank::Working { ranks });
+        let of_pair = strike.other.filter(|other| is_out(other) && !is_out(&strike.number));
+        let strike = Strike { number: of_pair.unwrap_or(strike.number), ..strike };
+        Ok((is_over && together).then_some(strike))
+    }
+
+    /// Slows a rank down. Returns whether it was slow for long enough, and all have made a step
+    /// since.
+    fn was_slow(&mut self, strike: Strike, working: &[u32], members: &Members, now: Nanos) -> bool {
+        let since = now.since(strike.at);
+        let stands = since < SLOW && since.as_millis() % TURN_MS < STANDS_MS;
+        if std::mem::replace(&mut self.stands, stands) != stands {
+            if stands { members.stop(strike.number) } else { members.wake(strike.number) }
+        }
+        if since < SLOW {
+            return false;
+        }
+        let newest = self.steps.iter().copied().max().unwrap_or_default();
+        let until = *self.slow_until.get_or_insert(newest);
+        working.iter().all(|number| self.steps[*number as usize] > until)
     }
 
     /// The first fault from the one on whose turn it is that is possible now, and the turn after
@@ -303,7 +389,9 @@ impl Strikes {
 
     /// Whether the fault leaves as many ranks as may be.
     fn is_within(&self, fault: Fault) -> bool {
-        self.bounds.allow(fault.ranks_after(self.working()))
+        let ranks = self.working();
+        let is_alone = fault == Fault::Cut && ranks < CUT_RANKS_MIN;
+        !is_alone && self.bounds.allow(fault.ranks_after(ranks))
     }
 
     /// The ranks that work.
@@ -343,7 +431,18 @@ mod tests {
         assert_eq!(next(4, 2), Some((Fault::Leave, 4)), "there is no fifth seat");
         assert_eq!(next(3, 7), Some((Fault::Leave, 8)));
         assert_eq!(strikes(2, &[Fault::Kill]).next_fault(), None);
+        assert_eq!(strikes(2, &[Fault::Cut, Fault::Slow]).next_fault(), Some((Fault::Slow, 2)));
         assert!(!strikes(2, &[Fault::Kill]).can_go_on() && strikes(2, &faults).can_go_on());
+    }
+
+    #[test]
+    fn of_a_pair_that_was_cut_either_may_go_and_nobody_else() {
+        for (gone, expected) in [(0, Some(Fault::Cut)), (1, Some(Fault::Cut)), (2, None)] {
+            let mut strikes = strikes(3, &[Fault::Cut]);
+            let (at, began, seat) = (Nanos::ZERO, Nanos::ZERO, None);
+            strikes.newest = Some(Strike { at, began, fault: Fault::Cut, number: 0, other: Some(1), seat });
+            assert_eq!(strikes.ended(gone, false), expected);
+        }
     }
 
     #[test]

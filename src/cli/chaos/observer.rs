@@ -94,9 +94,16 @@ impl Observer {
             }
         }
         self.step = self.step.max(step);
+        for (incarnation, number) in &self.numbers {
+            if members.iter().all(|row| row.process.incarnation.0 != *incarnation) {
+                strikes.is_out(*number);
+            }
+        }
         for row in &members {
             if let Some(number) = self.number(row, strikes) {
                 strikes.works(number, row.process.seat.0, members.len() as u32);
+                // Steps of two members differ by one at most.
+                strikes.committed(number, step.saturating_sub(2));
             }
         }
     }

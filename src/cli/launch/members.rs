@@ -259,6 +259,26 @@ impl Members {
         fault.signal().into_iter().for_each(|signal| self.signal(number, signal));
     }
 
+    /// Cuts all connections of two members.
+    pub(crate) fn cut(&self, one: u32, other: u32) -> Result<(), CommandError> {
+        let group = |number: u32| Pid::from_child(&self.members[number as usize].child);
+        match sockets::cut(group(one), group(other)) {
+            Ok(1..) => Ok(()),
+            Ok(0) => Err(CommandError::failed(format!(
+                "nothing to cut: processes {one} and {other} have no connection; take cut out of --faults"
+            ))),
+            Err(error) => Err(CommandError::failed(format!(
+                "connections not cut: {error}; the fault 'cut' needs a Linux from 5.6 on that lets a process trace its \
+                 children"
+            ))),
+        }
+    }
+
+    /// A member stands still.
+    pub(crate) fn stop(&self, number: u32) {
+        self.signal(number, Signal::STOP);
+    }
+
     /// A member that stands still goes on.
     pub(crate) fn wake(&self, number: u32) {
         self.signal(number, Signal::CONT);

@@ -1,7 +1,10 @@
-//! Sockets of the processes that were started here: who listens at a port.
+//! Sockets of the processes that were started here: who listens at a port, and the connections
+//! between two of them, which can be cut.
 //!
 //! The kernel gives a process duplicates of the files of those that it may trace (`pidfd_getfd`,
-//! from Linux 5.6 on), and its children are among these unless the system forbids it.
+//! from Linux 5.6 on), and its children are among these unless the system forbids it. A socket that
+//! is shut down through a duplicate is shut down for both ends, as if somebody between them had
+//! ended the connection.
 //! **Invariant:** no duplicate outlives a call, because the other end would not see the end of a
 //! process that has one elsewhere.
 
@@ -10,7 +13,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::net::{getsockname, sockopt};
+use rustix::net::{Shutdown, getpeername, getsockname, shutdown, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// Whether a process of this group listens at this port.
@@ -26,6 +29,40 @@ pub(super) fn listens(group: Pid, port: u16) -> io::Result<bool> {
         .iter()
         .flatten()
         .any(is_there))
+}
+
+/// Cuts all connections of a process in one group to one in the other. Returns how many there were.
+pub(super) fn cut(one: Pid, other: Pid) -> io::Result<usize> {
+    let (ones, others) = (processes(one)?, processes(other)?);
+    let sockets_of = |processes: &[Pid]| -> io::Result<Vec<OwnedFd>> {
+        Ok(processes
+            .iter()
+            .copied()
+            .map(sockets)
+            .collect::<io::Result<Vec<_>>>()?
+            .into_iter()
+            .flatten()
+            .collect())
+    };
+    let ends: Vec<_> = sockets_of(&others)?.iter().filter_map(ends).collect();
+    let mut cut = 0;
+    for socket in sockets_of(&ones)? {
+        let is_theirs = match self::ends(&socket) {
+            Some((local, remote)) => ends.contains(&(remote, local)),
+            // Of one host: who has connected, or who has listened.
+            None => sockopt::socket_peercred(&socket).is_ok_and(|peer| others.contains(&peer.pid)),
+        };
+        if is_theirs && shutdown(&socket, Shutdown::Both).is_ok() {
+            cut += 1;
+        }
+    }
+    Ok(cut)
+}
+
+/// The local and the remote address of a connection over IP.
+fn ends(socket: &OwnedFd) -> Option<(SocketAddr, SocketAddr)> {
+    let local = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
+    Some((local, SocketAddr::try_from(getpeername(socket).ok()??).ok()?))
 }
 
 /// The group of a process.
