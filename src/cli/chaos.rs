@@ -117,7 +117,11 @@ pub(crate) struct Arguments {
 }
 
 fn time(text: &str) -> Result<Duration, &'static str> {
-    duration(text).ok_or("give a time, as 2s")
+    let of = |unit: char, seconds: u64| {
+        let count: u32 = text.strip_suffix(unit)?.parse().ok()?;
+        Some(Duration::from_secs(u64::from(count) * seconds))
+    };
+    duration(text).or_else(|| of('m', 60)).or_else(|| of('h', 3600)).ok_or("give a time, as 2s, 10m or 24h")
 }
 
 fn bounds(text: &str) -> Result<Bounds, String> {
@@ -268,7 +272,7 @@ impl Totals {
             "results",
             &format!(
                 "{faults} faults in a job of {fewest} to {most} processes: its members came to step {steps}, in {epochs} epochs; \
-                 all that were not struck ended well\n"
+                 none that was not struck has failed\n"
             ),
         )
     }
@@ -680,6 +684,15 @@ mod tests {
         assert!(error.contains("step 2 is its next one"), "{error}");
         let error = checker.step((3, 2), 1, 0b111, 8).expect_err("it has not contributed there");
         assert!(error.contains("elsewhere"), "{error}");
+    }
+
+    #[test]
+    fn a_time_may_be_hours() {
+        let times = ["500ms", "2s", "10m", "24h"].map(|text| time(text).map(|time| time.as_millis()));
+        assert_eq!(times, [Ok(500), Ok(2_000), Ok(600_000), Ok(86_400_000)]);
+        for wrong in ["", "h", "-1m", "1.5h", "2d", "2"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
