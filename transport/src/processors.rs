@@ -43,6 +43,12 @@ impl Processors {
         Some(Self::new((0..CpuSet::MAX_CPU as u32).filter(|number| allowed.is_set(*number as usize))))
     }
 
+    /// The processors of this machine that run; `None` when the kernel does not say.
+    #[must_use]
+    pub fn online() -> Option<Self> {
+        std::fs::read_to_string("/sys/devices/system/cpu/online").ok().map(|list| Self::of_list(&list))
+    }
+
     /// Binds this thread, and its future threads, to these processors.
     ///
     /// # Errors
@@ -136,6 +142,12 @@ mod tests {
         assert_eq!(Processors::of_list("x,3-y,4,9-5,-,2-").to_string(), "4");
         assert_eq!(Processors::of_list("0-4294967295").len(), CpuSet::MAX_CPU);
         assert_eq!(Processors::of_list("99999999").len(), 0);
+    }
+
+    #[test]
+    fn a_thread_may_use_none_but_those_that_run() {
+        let online = Processors::online().expect("the kernel says it");
+        assert!(!online.is_empty() && Processors::allowed().expect("few").all_among(&online), "{online}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use pleach_schedule::cost::Platform;
 use pleach_transport::cuda::Gpu;
+use pleach_transport::processors::Processors;
 use pleach_transport::rendezvous::{Connect, Fabric, Store};
 use pleach_transport::{Device, Memory, Nanos, Slice, Space, clock};
 use pleach_vocabulary::Rank;
@@ -44,6 +45,8 @@ pub(crate) struct Setting {
     exact: Arc<Exact>,
     /// Groups serve none of their own.
     metrics: Option<SessionMetrics>,
+    /// Processors of this host that run.
+    processors: usize,
 }
 
 /// Where a member is; the same on all members.
@@ -74,7 +77,8 @@ impl Setting {
             }
             _ => None,
         };
-        Ok(Self { options, fabric, compute, exact: Arc::default(), metrics })
+        let processors = Processors::online().map_or(0, |online| online.len());
+        Ok(Self { options, fabric, compute, exact: Arc::default(), metrics, processors })
     }
 
     /// The GPU whose memory the groups work on, if they do.
@@ -129,7 +133,7 @@ impl Setting {
             events: Vec::new(),
             board,
             platform,
-            ranks_a_processor: members[own].ranks_a_processor,
+            ranks_a_processor: share(members, own, self.processors),
             store: Some(store),
         };
         let compute: Box<dyn Compute> = match &self.compute {
@@ -143,6 +147,17 @@ impl Setting {
         group.exact = group.exact.map(|_| Arc::clone(&self.exact));
         Ok(group)
     }
+}
+
+/// The ranks that take turns on a processor of this rank: as many as when the job began, or all of
+/// this host on the processors that run there, if these are more. Members that came later may run
+/// on any of these.
+fn share(members: &[Place], own: usize, processors: usize) -> u32 {
+    let Place { host, ranks_a_processor, .. } = members[own];
+    let here = members.iter().filter(|place| place.host == host).count();
+    // Where their number is not known, what was known counts.
+    let now = if processors == 0 { 0 } else { here.div_ceil(processors) as u32 };
+    ranks_a_processor.max(now)
 }
 
 /// What processes compare when they meet for a session of so many seats, besides these settings of
@@ -225,5 +240,22 @@ impl CollectiveError {
     #[must_use]
     pub fn is_change(&self) -> bool {
         matches!(self, Self::Failed(fault) if fault.kind == FaultKind::Changed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_take_turns_when_more_have_come_than_processors_run() {
+        let members = |hosts: &[u32], founded| -> Vec<Place> {
+            (0..).zip(hosts).map(|(rank, &host)| Place::new(rank, host, founded)).collect()
+        };
+        assert_eq!(share(&members(&[0, 0], 1), 0, 2), 1);
+        assert_eq!(share(&members(&[0, 0, 0], 1), 2, 2), 2, "a third has come to two processors");
+        assert_eq!(share(&members(&[0, 0, 7], 1), 0, 2), 1, "it is on another host");
+        assert_eq!(share(&members(&[0, 0], 3), 0, 2), 3, "they were bound to few");
+        assert_eq!(share(&members(&[0, 0, 0], 1), 0, 0), 1, "nothing is known");
     }
 }
