@@ -169,8 +169,11 @@ pub(crate) fn session_settings(
 ) -> pleach_transport::rendezvous::JoinOptions {
     // All pairs of members are connected.
     let mut settings = settings(&Options { connect: Some(Connect::AtJoin), ..options.clone() });
-    // It depends on the number of ranks, which changes.
-    settings.knobs.retain(|(name, _)| name != "signal slots");
+    // The first depends on the number of ranks, which changes. And whether a GPU can share its memory
+    // is nobody's matter: no group of a session shares it.
+    settings.knobs.retain(|(name, _)| !["signal slots", "memory"].contains(&name.as_str()));
+    let memory = if matches!(options.space, Space::Gpu { .. }) { "cuda" } else { "host" };
+    settings.knobs.push(("memory".to_owned(), memory.to_owned()));
     settings.knobs.extend(knobs);
     // Groups of fewer ranks have more slots for each pair.
     settings.signal_slots = most_signal_slots(seats);
@@ -245,7 +248,22 @@ impl CollectiveError {
 
 #[cfg(test)]
 mod tests {
+    use pleach_transport::rendezvous::World;
+
     use super::*;
+
+    #[test]
+    fn a_gpu_that_cannot_share_its_memory_is_a_gpu_as_any_other_to_a_session() {
+        let memory = |space| {
+            let options = Options { space, ..Options::new(World::alone()) };
+            let settings = session_settings(&options, 2, Vec::new());
+            settings.knobs.into_iter().filter(|(name, _)| name == "memory").map(|(_, value)| value).collect()
+        };
+        // There is none of this number, so it cannot share anything.
+        let of_gpu: Vec<String> = memory(Space::Gpu { ordinal: 99 });
+        let of_host: Vec<String> = memory(Space::Host);
+        assert_eq!((of_gpu, of_host), (vec!["cuda".to_owned()], vec!["host".to_owned()]));
+    }
 
     #[test]
     fn members_take_turns_when_more_have_come_than_processors_run() {
