@@ -17,7 +17,7 @@ use rustix::net::{Shutdown, getpeername, getsockname, shutdown, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// Whether a process of this group listens at this port.
-pub(super) fn listens(group: Pid, port: u16) -> io::Result<bool> {
+pub(crate) fn listens(group: Pid, port: u16) -> io::Result<bool> {
     let is_there = |socket: &OwnedFd| {
         let local = getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok());
         local.is_some_and(|local| local.port() == port) && sockopt::socket_acceptconn(socket) == Ok(true)
@@ -32,7 +32,7 @@ pub(super) fn listens(group: Pid, port: u16) -> io::Result<bool> {
 }
 
 /// Cuts all connections of a process in one group to one in the other. Returns how many there were.
-pub(super) fn cut(one: Pid, other: Pid) -> io::Result<usize> {
+pub(crate) fn cut(one: Pid, other: Pid) -> io::Result<usize> {
     let (ones, others) = (processes(one)?, processes(other)?);
     let sockets_of = |processes: &[Pid]| -> io::Result<Vec<OwnedFd>> {
         Ok(processes
@@ -66,7 +66,7 @@ fn ends(socket: &OwnedFd) -> Option<(SocketAddr, SocketAddr)> {
 }
 
 /// The group of a process.
-pub(super) fn group_of(process: Pid) -> Option<Pid> {
+pub(crate) fn group_of(process: Pid) -> Option<Pid> {
     let words = std::fs::read(format!("/proc/{}/stat", process.as_raw_pid())).ok()?;
     let words = String::from_utf8_lossy(&words);
     // Behind its name, which ends with a bracket: its state, its parent, and its group.
