@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::output::Output;
-use crate::{Message, Process, Record, Verdict};
+use crate::{Cause, Message, Process, Reason, Record, Verdict};
 
 /// Where a process is on its way into an epoch.
 #[derive(Clone, Debug)]
@@ -63,8 +63,11 @@ impl Entry {
             return;
         }
         for peer in before.iter().copied().filter(|peer| !record.contains(*peer)) {
-            // Whoever made the record may not reach it.
-            outputs.push(Output::Send { to: peer, message: Message::Decided(Arc::clone(record)) });
+            let is_dead = |cause: &Cause| cause.process == peer && cause.reason == Reason::Died;
+            if !record.causes().iter().any(is_dead) {
+                // Whoever made the record may not reach it.
+                outputs.push(Output::Send { to: peer, message: Message::Decided(Arc::clone(record)) });
+            }
             outputs.push(Output::Sever(peer));
         }
         for peer in record.members().iter().copied().filter(|peer| *peer != process) {
