@@ -297,7 +297,8 @@ fn of_a_program_chaos_says_what_its_members_say_and_leaves_open_what_nobody_here
     assert_eq!((field(last, "equal"), field(last, "retried")), ("null", "null"), "{last}");
     assert_eq!((field(last, "members_min"), field(last, "members_max")), ("2", "3"), "{last}");
     assert!(number(last, "steps") > 0.0 && number(last, "epochs") >= 2.0, "{last}");
-    // What the program prints is beside it, and it has found by itself whether its results are right.
+    // What the program prints is beside it, and it has found by itself whether its results are
+    // right.
     let results = text(&output.stderr).lines().filter_map(|line| line.split_once("] "));
     let results: Vec<&str> = results.map(|(_, line)| line).filter(|line| line.starts_with('{')).collect();
     assert_eq!(results.len(), 1, "{}", text(&output.stderr));

@@ -91,8 +91,8 @@ pub(crate) struct Arguments {
     /// while the etcd or TCPStore of --rendezvous is out of reach)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = USUAL_FAULTS)]
     faults: Vec<Fault>,
-    /// Where the processes meet: tcp://HOST:PORT of this host, file:///DIR, etcd[s]://HOST:PORT/PREFIX or
-    /// c10d://HOST:PORT [default: a free port of this host]
+    /// Where the processes meet: tcp://HOST:PORT of this host, file:///DIR,
+    /// etcd[s]://HOST:PORT/PREFIX or c10d://HOST:PORT [default: a free port of this host]
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
     /// The time between two faults, at least: the others have to have gone on
@@ -409,7 +409,8 @@ impl Job {
     /// Until the program has ended, by itself or because it was told to when the time was up.
     fn run_program(mut self, until: Nanos, totals: &mut Totals) -> Result<(), CommandError> {
         totals.saw(self.founders);
-        // Since when processes end, by themselves or because they were told to, and how long they may.
+        // Since when processes end, by themselves or because they were told to, and how long they
+        // may.
         let mut ending: Option<(Nanos, Duration)> = None;
         while self.strikes.has_any() {
             self.listen()?;

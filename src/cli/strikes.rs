@@ -3,9 +3,9 @@
 //! A rank here is a process by the number in which it was started; its seat is what it says.
 //! **Invariant:** the next fault comes when all others have gone on without the rank before, or
 //! with the one that joined, so never as many ranks are silent as it takes to agree. A rank that
-//! was stopped goes on then. One that was slow makes a step with all others afterwards. Of two whose
-//! connections were cut one has to go. No fault leaves fewer or more ranks than the limits say; a fault that
-//! would is passed over.
+//! was stopped goes on then. One that was slow makes a step with all others afterwards. Of two
+//! whose connections were cut one has to go. No fault leaves fewer or more ranks than the limits
+//! say; a fault that would is passed over.
 
 use std::time::Duration;
 
@@ -315,7 +315,12 @@ impl Strikes {
             };
             (holder, Rank::Struck(fault))
         } else {
-            let number = working[self.random.index(working.len())];
+            // Of a program is known what a member says at the rendezvous: stopped, it says
+            // nothing, and nobody else can.
+            let is_asked = fault == Fault::Stop && members.is_program();
+            let holder = if is_asked { members.holder()? } else { None };
+            let others: Vec<u32> = working.iter().copied().filter(|number| Some(*number) != holder).collect();
+            let number = others[self.random.index(others.len())];
             // Which of a pair goes is the members' agreement, and who is slow stays.
             let stays = matches!(fault, Fault::Cut | Fault::Slow);
             (number, if stays { self.ranks[number as usize] } else { Rank::Struck(fault) })

@@ -169,8 +169,8 @@ pub(crate) fn session_settings(
 ) -> pleach_transport::rendezvous::JoinOptions {
     // All pairs of members are connected.
     let mut settings = settings(&Options { connect: Some(Connect::AtJoin), ..options.clone() });
-    // The first depends on the number of ranks, which changes. And whether a GPU can share its memory
-    // is nobody's matter: no group of a session shares it.
+    // The first depends on the number of ranks, which changes. And whether a GPU can share its
+    // memory is nobody's matter: no group of a session shares it.
     settings.knobs.retain(|(name, _)| !["signal slots", "memory"].contains(&name.as_str()));
     let memory = if matches!(options.space, Space::Gpu { .. }) { "cuda" } else { "host" };
     settings.knobs.push(("memory".to_owned(), memory.to_owned()));

@@ -245,6 +245,11 @@ impl Members {
         }
     }
 
+    /// Whether members are a program of the user's.
+    pub(crate) fn is_program(&self) -> bool {
+        self.is_program
+    }
+
     /// The store is reached through this.
     pub(crate) fn through(mut self, between: Option<Arc<Between>>) -> Self {
         self.between = between;
