@@ -45,6 +45,8 @@ mod served;
 mod skipped;
 #[path = "session/stores.rs"]
 mod stores;
+#[path = "session/units.rs"]
+mod units;
 
 use std::time::Duration;
 

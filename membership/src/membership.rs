@@ -16,11 +16,14 @@
 //!    entered. Who does not drain within `suspect_after` is suspected.
 //! 5. A planned join or leave waits for the end of a step (see `commit`). A joiner is admitted when
 //!    it and every member reach each other.
+//! 6. A unit of [`Options::unit`] seats is one in all this: it goes when one of its members does,
+//!    and joins when all of its processes wait. Where no unit is whole, nobody proposes.
 
 mod entry;
 mod propose;
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +34,7 @@ use crate::detector::Detector;
 use crate::message::Message;
 use crate::output::Output;
 use crate::participant::Participant;
-use crate::plan::{self, Views};
+use crate::plan::{self, Unit, Views};
 use crate::register::Maker;
 use crate::view::View;
 use crate::{MEMBERS_MAX, Process, Record, Verdict};
@@ -51,6 +54,9 @@ pub struct Options {
     pub suspect_after: Duration,
     /// Who makes records.
     pub maker: Maker,
+    /// How many seats make a unit: seats 0 to `unit - 1`, and so on. Its members come and go
+    /// together. The members of the first record are whole units.
+    pub unit: NonZeroU32,
 }
 
 /// What happens to a process.
@@ -95,6 +101,7 @@ pub enum Input {
 #[derive(Clone, Debug)]
 pub struct Membership {
     maker: Maker,
+    unit: Unit,
     participant: Participant,
     detector: Detector,
     /// By process; its own is there.
@@ -114,6 +121,7 @@ impl Membership {
         detector.enter(first.as_ref().map_or(&[][..], |record| record.members()));
         Self {
             maker: options.maker,
+            unit: Unit(options.unit),
             entry: Entry::of_first(first.clone()),
             participant: Participant::new(process, options.maker, first),
             detector,
@@ -196,13 +204,23 @@ impl Membership {
         std::mem::take(&mut self.outputs)
     }
 
-    /// Whether all members of the newest epoch want to leave: then there is nobody to leave to, and
-    /// each of them may go. One that knew it before has gone without a drain, so the epoch need not
-    /// be entered.
+    /// Whether of each unit of the newest epoch a member wants to leave: then there is nobody to
+    /// leave to, and each that wants to may go. One that knew it before has gone without a drain,
+    /// so the epoch need not be entered.
     #[must_use]
     pub fn everyone_leaves(&self) -> bool {
-        let leaves = |member: &Process| self.views.get(member).is_some_and(|view| view.leaves);
-        self.participant.epoch().is_some_and(|record| record.members().iter().all(leaves))
+        let leaves = |member: &&Process| self.views.get(member).is_some_and(|view| view.leaves);
+        self.participant.epoch().is_some_and(|record| {
+            let members = record.members();
+            self.unit.all_of(members) == self.unit.all_of(members.iter().filter(leaves))
+        })
+    }
+
+    /// Whether no unit of the newest epoch has been whole for so long: a member of each has ended
+    /// or is not reached. There is nobody left to go on.
+    #[must_use]
+    pub fn has_lost_every_unit(&self, limit: Duration) -> bool {
+        self.attempts.has_lost_every_unit(self.detector.clock(), limit)
     }
 
     /// What became of a step by the newest record, while its epoch is not entered. The step's
@@ -342,9 +360,9 @@ impl Membership {
     fn has_planned_change(&self) -> bool {
         let Some(record) = self.participant.epoch() else { return false };
         let leaves = |member: &Process| self.views.get(member).is_some_and(|view| view.leaves);
-        let is_leaving = record.members().iter().any(leaves) && !record.members().iter().all(leaves);
-        let joins = || plan::waiting(record, &self.views).next().is_some();
-        is_leaving || (joins() && !plan::plan(record, &self.views, &self.participant, None).join.is_empty())
+        let is_wished =
+            record.members().iter().any(leaves) || plan::waiting(record, &self.views).next().is_some();
+        is_wished && plan::plan(record, &self.views, &self.participant, self.unit, None).is_wished()
     }
 
     /// Says what others may have missed, and counts silence.

@@ -1,6 +1,10 @@
 //! Which members the next epoch should have.
+//!
+//! **Invariant:** a plan takes units whole. Of each it has all members, or none: a member that goes
+//! takes its unit along, and a process joins when all processes of its unit do.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
 use crate::cover::{self, Pairs};
 use crate::participant::Participant;
@@ -18,6 +22,26 @@ pub(crate) struct Plan {
     causes: Vec<Cause>,
 }
 
+/// How many seats make a unit, whose members come and go together: seats 0 to `n - 1`, and so on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unit(pub(crate) NonZeroU32);
+
+impl Unit {
+    /// The number of the unit that a process is of.
+    pub(crate) fn of(self, process: Process) -> u32 {
+        process.seat.0 / self.0
+    }
+
+    /// The units of those that are named.
+    pub(crate) fn all_of<'a>(self, processes: impl IntoIterator<Item = &'a Process>) -> BTreeSet<u32> {
+        processes.into_iter().map(|process| self.of(*process)).collect()
+    }
+
+    fn size(self) -> usize {
+        self.0.get() as usize
+    }
+}
+
 impl Plan {
     pub(crate) fn members(&self) -> Vec<Process> {
         self.stay.union(&self.join).copied().collect()
@@ -26,6 +50,11 @@ impl Plan {
     /// Whether a member goes because it wants to.
     pub(crate) fn leaves(&self, process: Process) -> bool {
         self.causes.contains(&Cause { process, reason: Reason::Left })
+    }
+
+    /// Whether a process comes or goes because it wants to.
+    pub(crate) fn is_wished(&self) -> bool {
+        self.causes.iter().any(|cause| matches!(cause.reason, Reason::Joined | Reason::Left))
     }
 
     pub(crate) fn causes(&self) -> Vec<Cause> {
@@ -53,55 +82,103 @@ pub(crate) fn waiting<'a>(record: &'a Record, views: &'a Views) -> impl Iterator
     views.values().filter(|view| view.epoch.is_none() && !record.contains(view.process))
 }
 
-/// The members of the next epoch. `keeps` stays whatever others reach.
+/// The units that go so that any two members of the rest reach each other, as few as may be.
+/// `keeps` does not go for another unit's sake.
+fn torn(record: &Record, broken: &Pairs, unit: Unit, keeps: Option<Process>) -> BTreeSet<u32> {
+    let (within, between): (Pairs, Pairs) =
+        broken.iter().partition(|(one, other)| unit.of(*one) == unit.of(*other));
+    let mut torn = unit.all_of(within.iter().map(|(one, _)| one));
+    // Its first member stands for a unit.
+    let first = |process: Process| {
+        let of_unit = record.members().iter().find(|member| unit.of(**member) == unit.of(process));
+        of_unit.copied().unwrap_or(process)
+    };
+    let is_whole = |process: &Process| !torn.contains(&unit.of(*process));
+    let between = between.iter().filter(|(one, other)| is_whole(one) && is_whole(other));
+    let between: Pairs = between.map(|(one, other)| (first(*one), first(*other))).collect();
+    let since = |process: Process| record.member_since(process).unwrap_or(u64::MAX);
+    torn.extend(unit.all_of(&cover::fewest(&between, keeps.map(first), &since)));
+    torn
+}
+
+/// The members of the next epoch. `keeps` stays whatever others reach, if its own unit is whole.
 pub(crate) fn plan(
     record: &Record,
     views: &Views,
     participant: &Participant,
+    unit: Unit,
     keeps: Option<Process>,
 ) -> Plan {
-    let since = |process: Process| record.member_since(process).unwrap_or(u64::MAX);
-    let unreachable = cover::fewest(&broken_pairs(record, views, participant), keeps, &since);
-    let is_gone = |member: &Process| participant.is_certified(*member) || unreachable.contains(member);
-    let wants_to_leave = |member: &Process| views.get(member).is_some_and(|view| view.leaves);
+    let members = record.members();
+    let broken = broken_pairs(record, views, participant);
+    let torn = torn(record, &broken, unit, keeps);
+    let has_died = |member: &&Process| participant.is_certified(**member);
+    let dead = unit.all_of(members.iter().filter(has_died));
+    let is_gone = |number: &u32| torn.contains(number) || dead.contains(number);
+    let wants_to_leave = |member: &&Process| views.get(member).is_some_and(|view| view.leaves);
+    let leaving = unit.all_of(members.iter().filter(wants_to_leave));
     // Where nobody else is left, nobody leaves: the job is theirs to end.
-    let is_left = record.members().iter().any(|member| !is_gone(member) && !wants_to_leave(member));
-    let leaves = |member: &Process| is_left && wants_to_leave(member);
+    let is_left = unit.all_of(members).iter().any(|number| !is_gone(number) && !leaving.contains(number));
+    let leaves = |number: &u32| is_left && leaving.contains(number);
+    let is_unreached = |member: &Process| broken.iter().any(|(one, other)| one == member || other == member);
     let mut causes = Vec::new();
     let mut stay = BTreeSet::new();
-    for member in record.members() {
-        let reason = if participant.is_certified(*member) {
+    for member in members {
+        let number = unit.of(*member);
+        let reason = if has_died(&member) {
             Some(Reason::Died)
-        } else if unreachable.contains(member) {
+        } else if torn.contains(&number) && is_unreached(member) {
             Some(Reason::Unreachable)
+        } else if leaves(&number) && wants_to_leave(&member) {
+            Some(Reason::Left)
         } else {
-            leaves(member).then_some(Reason::Left)
+            (is_gone(&number) || leaves(&number)).then_some(Reason::Unit)
         };
         match reason {
             Some(reason) => causes.push(Cause { process: *member, reason }),
             None => drop(stay.insert(*member)),
         }
     }
-    let mut join: BTreeSet<Process> = BTreeSet::new();
+    let mut plan = Plan { stay, join: BTreeSet::new(), causes };
+    let mut waiting_by_unit: BTreeMap<u32, Vec<&View>> = BTreeMap::new();
     for joiner in waiting(record, views) {
-        let seat = joiner.process.seat;
-        let replaced = record.on_seat(seat).filter(|member| stay.contains(member));
-        let reach = |other: &Process| {
-            joiner.reached.contains(other)
-                && views.get(other).is_some_and(|view| view.reached.contains(&joiner.process))
-        };
-        let others = stay.iter().filter(|member| Some(**member) != replaced).chain(&join);
-        let is_taken = join.iter().any(|other| other.seat == seat);
-        let is_full = replaced.is_none() && stay.len() + join.len() >= MEMBERS_MAX;
-        if is_full || is_taken || !others.clone().all(reach) || others.count() == 0 {
-            continue;
-        }
-        if let Some(replaced) = replaced {
-            stay.remove(&replaced);
-            causes.push(Cause { process: replaced, reason: Reason::Replaced });
-        }
-        join.insert(joiner.process);
-        causes.push(Cause { process: joiner.process, reason: Reason::Joined });
+        waiting_by_unit.entry(unit.of(joiner.process)).or_default().push(joiner);
     }
-    Plan { stay, join, causes }
+    for joiners in waiting_by_unit.values() {
+        plan.admit(joiners, views, unit);
+    }
+    plan
+}
+
+impl Plan {
+    /// Takes in a unit of those that wait for a place in it, if it is whole, and it and all others
+    /// reach each other. It takes the place of the unit that is there.
+    fn admit(&mut self, waiting: &[&View], views: &Views, unit: Unit) {
+        let Some(number) = waiting.first().map(|joiner| unit.of(joiner.process)) else { return };
+        let replaced: Vec<Process> =
+            self.stay.iter().copied().filter(|member| unit.of(*member) == number).collect();
+        let mut joiners = BTreeSet::new();
+        for joiner in waiting {
+            let reach = |other: &Process| {
+                joiner.reached.contains(other)
+                    && views.get(other).is_some_and(|view| view.reached.contains(&joiner.process))
+            };
+            let mut others = self.stay.iter().filter(|member| !replaced.contains(member)).chain(&self.join);
+            let is_alone = others.clone().next().is_none();
+            let is_taken = joiners.iter().any(|other: &Process| other.seat == joiner.process.seat);
+            if !is_alone && !is_taken && others.all(reach) && joiners.iter().all(reach) {
+                joiners.insert(joiner.process);
+            }
+        }
+        let members = self.stay.len() + self.join.len() + joiners.len() - replaced.len();
+        if joiners.len() < unit.size() || members > MEMBERS_MAX {
+            return;
+        }
+        for process in replaced {
+            self.stay.remove(&process);
+            self.causes.push(Cause { process, reason: Reason::Replaced });
+        }
+        self.causes.extend(joiners.iter().map(|process| Cause { process: *process, reason: Reason::Joined }));
+        self.join.extend(joiners);
+    }
 }

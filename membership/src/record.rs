@@ -74,10 +74,12 @@ pub enum Reason {
     Unreachable,
     /// A new process holds its seat.
     Replaced,
+    /// Another member of its unit left, for whichever reason.
+    Unit,
 }
 
-const REASONS: [Reason; 5] =
-    [Reason::Joined, Reason::Left, Reason::Died, Reason::Unreachable, Reason::Replaced];
+const REASONS: [Reason; 6] =
+    [Reason::Joined, Reason::Left, Reason::Died, Reason::Unreachable, Reason::Replaced, Reason::Unit];
 
 /// A process that left or came, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -283,6 +283,7 @@ class Session:
         begin_wait: float | None = None,
         retries_max: int | None = None,
         heal: str | None = None,
+        unit: int | None = None,
     ) -> Session: ...
     @property
     def seat(self) -> int: ...

@@ -123,7 +123,7 @@ fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
     let kind = match error {
         SessionError::Join(error) => return error::join(py, error),
         SessionError::Expelled(_) => "expelled",
-        SessionError::NoQuorum { .. } => "no-quorum",
+        SessionError::NoQuorum { .. } | SessionError::UnitsLost { .. } => "no-quorum",
         SessionError::TooFew { .. } => "too-few",
         SessionError::Step { .. } => "step",
         SessionError::Left => "left-session",
@@ -163,6 +163,7 @@ fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyAny
         Reason::Unreachable => "unreachable",
         Reason::Left => "left",
         Reason::Replaced => "replaced",
+        Reason::Unit => "unit",
         Reason::Joined => "joined",
     };
     let left: Vec<(u32, &str)> =
@@ -273,7 +274,7 @@ impl Session {
     #[pyo3(signature = (fewest, most, *, program, rank=None, world_size=None, rendezvous=None,
                         secret_file=None, timeout=None, join_timeout=None, fabric=None,
                         reproducible=None, suspect_after=None, fewest_wait=None, quorum_wait=None,
-                        heal_wait=None, begin_wait=None, retries_max=None, heal=None))]
+                        heal_wait=None, begin_wait=None, retries_max=None, heal=None, unit=None))]
     fn new(
         py: Python<'_>,
         fewest: u32,
@@ -294,6 +295,7 @@ impl Session {
         begin_wait: Option<f64>,
         retries_max: Option<u32>,
         heal: Option<&str>,
+        unit: Option<u32>,
     ) -> PyResult<Self> {
         let world = crate::join::world(py, rank, world_size, rendezvous)?;
         let settings = Settings { secret_file, timeout, join_timeout, fabric, reproducible };
@@ -313,6 +315,9 @@ impl Session {
         }
         if let Some(times) = retries_max {
             elastic.retries_max = times;
+        }
+        if let Some(seats) = unit {
+            elastic.unit = seats;
         }
         elastic.heal = match heal {
             None | Some("boundary") => Heal::Boundary,

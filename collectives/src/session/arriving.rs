@@ -48,7 +48,7 @@ pub(crate) fn arrive(
     let settings = session_settings(&options, elastic.most, elastic.knobs());
     let responder: Arc<dyn Responder> = Arc::<Incoming>::clone(incoming);
     let addresses = |told: &[u8]| Ok(roster_of(told)?.1.iter().map(|of| of.address().clone()).collect());
-    let founding = Founding::new(elastic.most, elastic.fewest, elastic.begin_wait);
+    let founding = Founding::new(elastic.most, elastic.fewest, elastic.begin_wait).in_units_of(elastic.unit);
     let arrival = arrive_there(&options.world, &settings, founding, &responder, &addresses);
     match arrival.map_err(JoinGroupError::from)? {
         Arrival::Founded { joined, ranks, server, terms } => {

@@ -104,6 +104,7 @@ impl fmt::Display for Change {
                 Reason::Unreachable => "was not reached",
                 Reason::Left => "has left",
                 Reason::Replaced => "was replaced",
+                Reason::Unit => "is of a unit that lost a member",
                 Reason::Joined => "is gone",
             };
             write!(formatter, "{} {why}, ", process.seat)?;
@@ -158,8 +159,8 @@ pub enum SessionError {
     },
     /// The members did not take this process in.
     #[error(
-        "{process} was given a seat, and was no member within {} ms: a member could not be reached, or its step takes \
-         longer; look whether all hosts reach each other, or raise the time", .waited.as_millis()
+        "{process} was given a seat, and was no member within {} ms: a member could not be reached, its step takes \
+         longer, or the others of its unit did not come; look whether all hosts reach each other, or raise the time", .waited.as_millis()
     )]
     NotAdmitted {
         /// This process.
@@ -169,7 +170,8 @@ pub enum SessionError {
     },
     /// The others go on without this process. No peer reads or changes its memory any more.
     #[error(
-        "the others go on without this process ({0}); it was stopped, or out of their reach; join anew as another process"
+        "the others go on without this process ({0}); it was stopped, out of their reach, or of a unit that lost a \
+         member; join anew as another process"
     )]
     Expelled(
         /// How they go on.
@@ -214,6 +216,18 @@ pub enum SessionError {
         /// The members of the epoch.
         members: usize,
         /// How long this process has tried.
+        waited: Duration,
+    },
+    /// Of each unit ([`Elastic::unit`](super::Elastic)) a member has ended or cannot be reached, so
+    /// nobody can go on. No peer reads or changes this process's memory any more.
+    #[error(
+        "no unit of {unit} seats was whole for {} ms: of each one a member has ended or was not reached; start all again, \
+         from a checkpoint", .waited.as_millis()
+    )]
+    UnitsLost {
+        /// Seats of a unit.
+        unit: u32,
+        /// How long this process has waited.
         waited: Duration,
     },
     /// The store that holds the records of the job was of no use when members changed. No peer

@@ -42,6 +42,17 @@ pub struct Elastic {
     pub fewest: u32,
     /// Members at most.
     pub most: u32,
+    /// So many seats make a unit, such as a replica of a model that is spread over that many ranks:
+    /// seats 0 to `unit - 1`, and so on. Members come and go in whole units. When one of a unit
+    /// ends, leaves or cannot be reached, the others of its unit are
+    /// [`Expelled`](super::SessionError::Expelled). A process that joins is admitted together with
+    /// the others of its unit. `fewest` and `most` are multiples of it. 1 unless changed.
+    ///
+    /// Members with the same place in their units have the same states, and read them from each
+    /// other; members with different places may have different ones, such as the parts of a model.
+    /// A member's unit is its seat divided by this number, so
+    /// [`Session::split`](super::Session::split) by that number makes a group of each unit.
+    pub unit: u32,
     /// How long `fewest` ranks of a world that are there, rank 0 among them, wait for the others
     /// before they begin the job: 10 s unless changed, and half of what is left of
     /// [`Options::join_timeout`](crate::Options) at most. They begin at once when all are there.
@@ -78,6 +89,7 @@ impl Elastic {
             program: program.unwrap_or_default().into_owned(),
             fewest,
             most,
+            unit: 1,
             begin_wait: Duration::from_secs(10),
             suspect_after: Duration::from_secs(2),
             fewest_wait: Duration::from_secs(60),
@@ -91,7 +103,7 @@ impl Elastic {
     /// What has to be equal on all members, as they compare it.
     pub(crate) fn knobs(&self) -> Vec<(String, String)> {
         let Self { fewest, most, suspect_after, fewest_wait, quorum_wait, retries_max, .. } = self;
-        let Self { heal, heal_wait, begin_wait, .. } = self;
+        let Self { heal, heal_wait, begin_wait, unit, .. } = self;
         let knob = |name: &str, value: String| (name.to_owned(), value);
         vec![
             knob("program", self.program.clone()),
@@ -106,6 +118,7 @@ impl Elastic {
                 ),
             ),
             knob("Elastic::begin_wait in ms", begin_wait.as_millis().to_string()),
+            knob("Elastic::unit", unit.to_string()),
             knob("retries", retries_max.to_string()),
             knob("Elastic::heal", heal.to_string()),
             knob("Elastic::heal_wait in ms", heal_wait.as_millis().to_string()),

@@ -11,7 +11,6 @@ use pleach_membership::{Input, Process, Record};
 use pleach_transport::{Nanos, RemoteSlice, Slice, SubmitError, clock};
 use pleach_vocabulary::Rank;
 
-use super::SessionError;
 use super::envelope::of_said;
 use super::heal::{Manifest, Said, States, hash, most};
 use super::hidden::Hidden;
@@ -19,6 +18,7 @@ use super::incoming::Incoming;
 use super::lent::Lent;
 use super::member::Member;
 use super::shared_device::SharedDevice;
+use super::{Elastic, SessionError};
 use crate::engine::memory_for_peers;
 
 /// Blocks that are read at a time from one member.
@@ -112,6 +112,8 @@ pub(crate) struct Healing {
     lent: Arc<Lent>,
     /// How long members stand still for one that heals.
     patience: Duration,
+    /// Seats of a unit: members with the same place in their units have the same states.
+    unit: u32,
     /// A step is under way: whoever waits in one of its calls is woken.
     is_beside_step: bool,
 }
@@ -124,7 +126,7 @@ impl Healing {
         incoming: &Arc<Incoming>,
         member: &Arc<Member>,
         lent: &Arc<Lent>,
-        patience: Duration,
+        elastic: &Elastic,
     ) -> Self {
         Self {
             record: Arc::clone(record),
@@ -133,7 +135,8 @@ impl Healing {
             incoming: Arc::clone(incoming),
             member: Arc::clone(member),
             lent: Arc::clone(lent),
-            patience,
+            patience: elastic.heal_wait,
+            unit: elastic.unit,
             is_beside_step: false,
         }
     }
@@ -164,8 +167,9 @@ impl Healing {
             return Ok(Begun::Healed);
         }
         // All know the same, so all say the same.
+        let has_source = |lacks: &Told| have.iter().any(|has| self.are_alike(has.process, lacks.process));
         let is_hidden =
-            !have.is_empty() && lack.iter().all(|told| told.hides && same.contains(&told.process));
+            lack.iter().all(|told| told.hides && has_source(told) && same.contains(&told.process));
         let contributors = have.len() as u32;
         let processes = |told: Vec<Told>| -> Vec<Process> {
             told.into_iter().map(|told| told.process).filter(|process| *process != self.own).collect()
@@ -188,12 +192,23 @@ impl Healing {
         Ok(if is_healed { Begun::Healed } else { Begun::Over })
     }
 
+    /// Whether two members have the same states: those of the same place in their units.
+    fn are_alike(&self, one: Process, other: Process) -> bool {
+        one.seat.0 % self.unit == other.seat.0 % self.unit
+    }
+
+    /// Those of them that have the same states as this process.
+    fn alike(&self, processes: &[Process]) -> Vec<Process> {
+        processes.iter().copied().filter(|process| self.are_alike(*process, self.own)).collect()
+    }
+
     /// Reads the states; false: the epoch is over before.
-    fn heal(&self, sources: &[Process], lack: &[Process], own: &mut Own) -> Result<bool, SessionError> {
+    fn heal(&self, have: &[Process], lack: &[Process], own: &mut Own) -> Result<bool, SessionError> {
+        let sources = self.alike(have);
         if sources.is_empty() {
             return Err(SessionError::StatesLost);
         }
-        let Some(memory) = self.read_all(sources, &own.states, &mut own.kept)? else { return Ok(false) };
+        let Some(memory) = self.read_all(&sources, &own.states, &mut own.kept)? else { return Ok(false) };
         own.states.heal(memory)?;
         (own.has_them, own.kept) = (true, None);
         self.say(&self.others(), Said::Healed);
@@ -204,10 +219,11 @@ impl Healing {
     /// The same during the step.
     fn read_beside(
         &self,
-        sources: Vec<Process>,
+        have: Vec<Process>,
         own: &mut Own,
     ) -> Result<(Arc<Hidden>, JoinHandle<()>), SessionError> {
         own.may_hide = false;
+        let sources = self.alike(&have);
         let (reader, states, mut kept) = (self.beside_step(), own.states.clone(), own.kept.take());
         Hidden::start(self.step(), true, move |hidden| {
             let read = reader.read_all(&sources, &states, &mut kept);
@@ -275,24 +291,32 @@ impl Healing {
     }
 
     /// Compares how states are laid out: `all` by process, of which this one has `own`. Returns
-    /// those that have them as most do.
+    /// those that have them as the first has that is to have the same.
     fn layout(&self, all: &[Told], own: u64, states: &States) -> Result<BTreeSet<Process>, SessionError> {
-        let holders = || all.iter().filter(|told| told.has_them);
-        let Some(first) = holders().next() else { return Ok(BTreeSet::new()) };
-        let differs = |process: Process| SessionError::StatesDiffer {
-            first: first.process,
-            other: process,
-            own: states.describe(),
+        let first_like = |told: &Told| {
+            all.iter().find(|holder| holder.has_them && self.are_alike(holder.process, told.process))
         };
-        if own != first.layout {
-            return Err(differs(self.own));
-        }
-        match holders().find(|told| told.layout != first.layout) {
-            Some(told) => Err(differs(told.process)),
-            None => {
-                Ok(all.iter().filter(|told| told.layout == first.layout).map(|told| told.process).collect())
+        let mut same = BTreeSet::new();
+        for told in all {
+            let Some(first) = first_like(told) else { continue };
+            if told.layout == first.layout {
+                same.insert(told.process);
+            }
+            let differs = |process: Process| SessionError::StatesDiffer {
+                first: first.process,
+                other: process,
+                own: states.describe(),
+            };
+            if self.are_alike(told.process, self.own) {
+                if own != first.layout {
+                    return Err(differs(self.own));
+                }
+                if told.has_them && told.layout != first.layout {
+                    return Err(differs(told.process));
+                }
             }
         }
+        Ok(same)
     }
 
     /// Tells those that have no states where they are, and waits for them.
@@ -305,8 +329,12 @@ impl Healing {
         Ok(have_read)
     }
 
-    /// Tells those that have no states where they are.
+    /// Tells those that have none of the states that this process has where they are.
     fn offer(&self, lack: &[Process], states: &States) -> Result<(), SessionError> {
+        let lack = self.alike(lack);
+        if lack.is_empty() {
+            return Ok(());
+        }
         let (manifest, mut memory) = states.manifest(|bytes| self.memory(bytes))?;
         let manifest = manifest.encode();
         let page = self.memory(manifest.len())?;
@@ -314,7 +342,7 @@ impl Healing {
         let place = RemoteSlice { len: manifest.len() as u64, ..page.remote() };
         memory.push(page);
         self.lent.lend(self.record.number(), memory);
-        self.say(lack, Said::Manifest(place));
+        self.say(&lack, Said::Manifest(place));
         Ok(())
     }
 
@@ -451,7 +479,7 @@ impl Healing {
     }
 
     /// Compares the hash of all states, which this process may not have, with those that are still
-    /// members of these, before a step. False: the epoch is over before.
+    /// members of these and have the same states, before a step. All find the same. False: the epoch is over before.
     pub(crate) fn audit(&self, step: u64, own: Option<u64>, among: &Record) -> Result<bool, SessionError> {
         let others: Vec<Process> = self.others().into_iter().filter(|other| among.contains(*other)).collect();
         self.say(&others, Said::Audit { step, hash: own });
@@ -464,10 +492,12 @@ impl Healing {
         let all = others.into_iter().zip(hashes).chain([(self.own, own)]);
         let all: BTreeMap<Process, u64> =
             all.filter_map(|(process, hash)| hash.map(|hash| (process, hash))).collect();
-        let hashes: Vec<u64> = all.values().copied().collect();
-        let expected = most(&hashes);
-        let members: Vec<Process> =
-            all.into_iter().filter(|(_, hash)| Some(*hash) != expected).map(|(process, _)| process).collect();
+        let differs = |(process, hash): (&Process, &u64)| {
+            let alike = all.iter().filter(|(other, _)| self.are_alike(**other, *process));
+            let hashes: Vec<u64> = alike.map(|(_, hash)| *hash).collect();
+            (most(&hashes) != Some(*hash)).then_some(*process)
+        };
+        let members: Vec<Process> = all.iter().filter_map(differs).collect();
         if members.is_empty() {
             return Ok(true);
         }

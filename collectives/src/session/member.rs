@@ -17,6 +17,7 @@ mod records;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -109,6 +110,8 @@ pub(crate) struct State {
     verdict: Option<(u64, Verdict)>,
     is_out: bool,
     no_quorum: Option<(usize, usize, Nanos)>,
+    /// Whether this process has given up because no unit is whole.
+    has_lost_units: bool,
     /// A process that has named a seat that there is not, and that seat.
     stranger: Option<(Process, Seat)>,
     has_given_up: bool,
@@ -177,7 +180,9 @@ impl Member {
             last_word.write(&first.encode())?;
         }
         let now = clock::now();
-        let options = pleach_membership::Options { suspect_after: elastic.suspect_after, maker: job.maker };
+        let unit = NonZeroU32::new(elastic.unit).unwrap_or(NonZeroU32::MIN);
+        let options =
+            pleach_membership::Options { suspect_after: elastic.suspect_after, maker: job.maker, unit };
         let membership = Membership::new(process, options, first.clone(), now);
         let mut newcomers = Newcomers::default();
         if first.is_none() {
@@ -206,6 +211,7 @@ impl Member {
             verdict: None,
             is_out: false,
             no_quorum: None,
+            has_lost_units: false,
             stranger: None,
             has_given_up: false,
             open: None,
@@ -812,6 +818,10 @@ impl Member {
 
     /// Ends what waits for members that are too few to go on.
     fn give_up_without_quorum(&self, state: &mut State, now: Nanos) {
+        if !state.has_given_up && state.membership.has_lost_every_unit(self.elastic.quorum_wait) {
+            state.has_lost_units = true;
+            return self.give_up(state, "no unit of members is whole");
+        }
         let Some((.., since)) = state.no_quorum else { return };
         if state.has_given_up || now.since(since) < self.elastic.quorum_wait {
             return;
@@ -960,9 +970,14 @@ impl State {
         self.broken.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
     }
 
-    /// Whether too few members answer to agree on a record.
+    /// Whether too few members answer to agree on a record, or there are none to agree on.
     pub(crate) fn lacks_quorum(&self) -> bool {
-        self.no_quorum.is_some()
+        self.no_quorum.is_some() || self.membership.has_lost_every_unit(Duration::ZERO)
+    }
+
+    /// Whether this process has given up because no unit is whole.
+    pub(crate) fn has_lost_units(&self) -> bool {
+        self.has_lost_units
     }
 
     /// After this process has given up: who answered, of how many.

@@ -416,7 +416,7 @@ impl Session {
 
     fn healing(&self, record: &Arc<Record>) -> Healing {
         let Self { device, incoming, member, lent, .. } = self;
-        Healing::new(record, device, incoming, member, lent, self.elastic.heal_wait)
+        Healing::new(record, device, incoming, member, lent, &self.elastic)
     }
 
     /// Heals who came, this process too; false: the epoch is over before.
@@ -741,6 +741,10 @@ impl Session {
             let waited = self.elastic.quorum_wait;
             return Some(SessionError::NoQuorum { answered, members, waited });
         }
+        if state.has_lost_units() {
+            let (unit, waited) = (self.elastic.unit, self.elastic.quorum_wait);
+            return Some(SessionError::UnitsLost { unit, waited });
+        }
         if state.has_left(self.process) {
             return Some(SessionError::Left);
         }
@@ -921,6 +925,13 @@ impl Drop for Session {
 /// Refuses what groups of epochs cannot do, rather than to do without it.
 fn expect_supported(options: &Options, elastic: &Elastic) -> Result<(), SessionError> {
     let unsupported = |option, remedy| Err(SessionError::Unsupported { option, remedy });
+    let Elastic { fewest, most, unit, .. } = elastic;
+    if *unit == 0 || fewest % unit != 0 || most % unit != 0 {
+        return unsupported(
+            "limits of members that are not multiples of Elastic::unit",
+            "give multiples of it, and a unit of 1 seat or more",
+        );
+    }
     if options.connect == Some(Connect::OnUse) {
         return unsupported("Options::connect other than at join", "leave it as it is");
     }

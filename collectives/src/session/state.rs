@@ -1,4 +1,4 @@
-//! States of a job: what is equal on all members.
+//! States of a job: what is equal on all members, or on those of one place in their units.
 //!
 //! A [`State`] is in the host's memory, a [`GpuState`] in a GPU's. Members read each other's states
 //! in the host's memory in any case ([`heal`](super::heal)).
@@ -37,8 +37,9 @@ impl Declaration {
     }
 }
 
-/// Elements that are equal on all members: each changes them alike, after a step was committed.
-/// Derefs to a slice.
+/// Elements that are equal on all members, or on those with one place in their units
+/// ([`Elastic::unit`](super::Elastic)): each changes them alike, after a step was committed. Derefs
+/// to a slice.
 ///
 /// A process that joined finds them when its first step begins, or, with
 /// [`Heal::Hidden`](super::Heal), after that step at the latest ([`State::update`] waits for them).

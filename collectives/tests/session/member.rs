@@ -55,6 +55,8 @@ struct Settings {
     quits: Option<(u32, u64)>,
     /// Members at most.
     most: u32,
+    /// Seats of a unit. Of more than one the state has four elements or more.
+    unit: u32,
     program: Option<String>,
     /// Elements of the state.
     state: usize,
@@ -114,6 +116,7 @@ impl Settings {
             fails,
             quits,
             most: 8,
+            unit: 1,
             program: None,
             state: 3,
             errs: None,
@@ -148,6 +151,7 @@ impl Settings {
                 "errs" => settings.errs = seat_and_step(value),
                 "sends" => settings.sends = seat_and_step(value),
                 "most" => settings.most = number() as u32,
+                "unit" => settings.unit = number() as u32,
                 "program" => settings.program = Some(value.to_owned()),
                 "state" => settings.state = number() as usize,
                 "audit" => settings.audits = true,
@@ -219,7 +223,7 @@ pub(crate) fn make_steps() {
     if let Some(program) = &settings.program {
         elastic.program.clone_from(program);
     }
-    elastic.suspect_after = settings.suspect;
+    (elastic.suspect_after, elastic.unit) = (settings.suspect, settings.unit);
     (elastic.heal, elastic.heal_wait) = (settings.heal, settings.heal_wait);
     elastic.fewest_wait = Duration::from_millis(300);
     elastic.quorum_wait = settings.quorum_wait;
@@ -239,6 +243,8 @@ fn end(error: &SessionError) {
     let name = match error {
         SessionError::Expelled(_) => "Expelled",
         SessionError::NoQuorum { .. } => "NoQuorum",
+        SessionError::UnitsLost { .. } => "UnitsLost",
+        SessionError::Unsupported { .. } => "Unsupported",
         SessionError::Store { .. } => "Store",
         SessionError::TooFew { .. } => "TooFew",
         SessionError::Step { .. } => "Step",
@@ -436,6 +442,12 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
                     let next = applied[0].wrapping_mul(31).wrapping_add(step << 8 | sums[0]);
                     (applied[0], applied[last]) = (next, next);
                     applied[last / 2] += u64::from(errs);
+                    if settings.unit > 1 {
+                        // Equal on those of one place in their units, who read it from each other.
+                        let place = u64::from(seat % settings.unit) + 1;
+                        assert!(step == 0 || applied[last - 1] == place, "the state of another place");
+                        applied[last - 1] = place;
+                    }
                 });
                 if settings.audits
                     && let Err(error) = session.audit()

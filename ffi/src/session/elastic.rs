@@ -21,9 +21,9 @@ pub const pleachHealHidden: c_int = 1;
 pub struct pleachElastic_t {
     /// sizeof(pleachElastic_t).
     pub size: usize,
-    /// Steps are made by so many members or more; 1 by default.
+    /// Steps are made by so many members or more; one unit by default.
     pub fewest: u32,
-    /// Members at most; 64 by default.
+    /// Members at most; 64 by default, or the next lower multiple of `unit`.
     pub most: u32,
     /// After what silence a member is suspected, in milliseconds; 2000 by default.
     pub suspectAfterMs: u64,
@@ -44,6 +44,9 @@ pub struct pleachElastic_t {
     /// When processes that join read the states: pleachHealBoundary by default, or
     /// pleachHealHidden.
     pub heal: c_int,
+    /// So many seats make a unit, whose members come and go together: seats 0 to `unit - 1`, and so
+    /// on. `fewest` and `most` are multiples of it. 1 by default.
+    pub unit: u32,
     /// A name of the program, with all that has to be equal on all members. A process with another
     /// name does not join. The name of the executable by default.
     pub program: *const c_char,
@@ -75,7 +78,9 @@ pub(crate) unsafe fn read(given: *const pleachElastic_t) -> Result<Elastic, Fail
             return Err(Failed::argument(format!("elastic->heal is {other}; {remedy}")));
         }
     };
-    let mut elastic = Elastic::between(usual(given.fewest, 1), usual(given.most, MOST));
+    let unit = usual(given.unit, 1);
+    let mut elastic = Elastic::between(usual(given.fewest, unit), usual(given.most, MOST - MOST % unit));
+    elastic.unit = unit;
     elastic.heal = heal;
     elastic.retries_max = usual(given.retriesMax, elastic.retries_max);
     for (time, ms) in [

@@ -212,7 +212,7 @@ impl From<SessionError> for Failed {
         use pleachResult_t::*;
         let result = match &error {
             SessionError::Expelled(_) => pleachExpelled,
-            SessionError::NoQuorum { .. } => pleachNoQuorum,
+            SessionError::NoQuorum { .. } | SessionError::UnitsLost { .. } => pleachNoQuorum,
             SessionError::TooFew { .. } => pleachTooFew,
             SessionError::Step { .. } => pleachStepFailed,
             SessionError::Left => pleachLeft,

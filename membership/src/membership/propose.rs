@@ -1,6 +1,7 @@
 //! When a member proposes, and whom. Times are eighths of the time until suspicion.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use pleach_transport::Nanos;
 
@@ -34,6 +35,8 @@ pub(crate) struct Attempts {
     frozen: Option<Nanos>,
     /// Since the epoch is being entered.
     entering: Option<Nanos>,
+    /// Since no unit is whole.
+    lost: Option<Nanos>,
     /// Whether this member cannot be ready with its step.
     has_given_up: bool,
     has_called: bool,
@@ -44,6 +47,11 @@ impl Attempts {
     /// This member cannot be ready with its step.
     pub(crate) fn give_up(&mut self) {
         self.has_given_up = true;
+    }
+
+    /// Whether no unit has been whole for so long.
+    pub(crate) fn has_lost_every_unit(&self, clock: Nanos, limit: Duration) -> bool {
+        self.lost.is_some_and(|lost| clock.since(lost) >= limit)
     }
 
     /// Whether others should hear of everything often.
@@ -79,8 +87,12 @@ impl Membership {
         let is_needed =
             self.participant.is_halted() || has_dead || is_frozen || has_given_up || (has_broken && is_clear);
         self.attempts.needed = since(is_needed, self.attempts.needed, clock);
-        let Some(needed) = self.attempts.needed else { return };
+        let Some(needed) = self.attempts.needed else {
+            self.attempts.lost = None;
+            return;
+        };
         let (plan, position) = self.plan(&record);
+        self.attempts.lost = since(plan.stay.is_empty(), self.attempts.lost, clock);
         self.suspect_who_does_not_answer(&plan);
         let is_small = 2 * plan.stay.len() < record.members().len();
         let delay = position + if is_small { LONGER } else { 0 };
@@ -111,7 +123,7 @@ impl Membership {
     fn plan(&self, record: &Record) -> (Plan, usize) {
         let process = self.process();
         let position = |stay: &BTreeSet<Process>| stay.iter().position(|member| *member == process);
-        let preferred = plan::plan(record, &self.views, &self.participant, None);
+        let preferred = plan::plan(record, &self.views, &self.participant, self.unit, None);
         match position(&preferred.stay) {
             // Nobody else knows of a need.
             Some(_) if self.attempts.has_given_up => (preferred, 0),
@@ -119,7 +131,8 @@ impl Membership {
             // It leaves and takes part in no step: nobody else knows that they wait for it.
             None if self.attempts.has_given_up && preferred.leaves(process) => (preferred, 0),
             None => {
-                let plan = plan::plan(record, &self.views, &self.participant, Some(process));
+                let keeps = Some(process);
+                let plan = plan::plan(record, &self.views, &self.participant, self.unit, keeps);
                 let rank = record.rank_of(process).unwrap_or(0);
                 (plan, LONGER + STAGGER * rank)
             }

@@ -1,6 +1,7 @@
 //! What must hold, held by code that shares nothing with the protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use pleach_membership::{Process, Record, Verdict};
@@ -8,6 +9,7 @@ use pleach_transport::Nanos;
 
 #[derive(Debug)]
 pub(crate) struct Checkers {
+    unit: NonZeroU32,
     pub(crate) records: BTreeMap<u64, Arc<Record>>,
     pub(crate) no_quorums: u64,
     pub(crate) retries: u64,
@@ -25,8 +27,9 @@ pub(crate) struct Checkers {
 }
 
 impl Checkers {
-    pub(crate) fn new(first: &Arc<Record>) -> Self {
+    pub(crate) fn new(first: &Arc<Record>, unit: NonZeroU32) -> Self {
         Self {
+            unit,
             records: BTreeMap::from([(0, Arc::clone(first))]),
             no_quorums: 0,
             retries: 0,
@@ -39,8 +42,13 @@ impl Checkers {
         }
     }
 
-    /// One record a number, the dead included.
+    /// One record a number, the dead included; and its members are whole units.
     pub(crate) fn learned(&mut self, process: Process, record: &Arc<Record>, now: Nanos) {
+        let mut members = BTreeMap::<u32, u32>::new();
+        for member in record.members() {
+            *members.entry(member.seat.0 / self.unit).or_default() += 1;
+        }
+        assert!(members.values().all(|count| *count == self.unit.get()), "{record:?} has a part of a unit");
         let first = self.records.entry(record.number()).or_insert_with(|| Arc::clone(record));
         assert_eq!(first.digest(), record.digest(), "{process} learned another {record:?} at {now}");
         self.check_told();

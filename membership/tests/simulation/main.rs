@@ -6,6 +6,7 @@ mod world;
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pleach_membership::{Maker, Process};
@@ -31,6 +32,7 @@ fn any(random: &mut Random, world: &World, joined: &BTreeSet<Process>) -> Proces
 
 /// Faults of one seed.
 fn plan_faults(random: &mut Random, world: &mut World, members: u32) {
+    let unit = world.unit.get();
     let mut joined = BTreeSet::new();
     let mut kills = 0;
     for number in 0..1 + random.below(7) {
@@ -46,9 +48,11 @@ fn plan_faults(random: &mut Random, world: &mut World, members: u32) {
             }
             2 => add(start, Fault::Freeze(target, length)),
             3 => {
-                let process = Process::new(members + number as u32, 2);
-                joined.insert(process);
-                add(start, Fault::Join(process));
+                for (seat, after) in (members + number as u32 * unit..).zip(0..unit) {
+                    let process = Process::new(seat, 2);
+                    joined.insert(process);
+                    add(start + ms(u64::from(17 * after)), Fault::Join(process));
+                }
             }
             4 => add(start, Fault::Leave(Process::new(random.below(u64::from(members)) as u32, 1))),
             5 => {
@@ -91,11 +95,15 @@ fn is_settled(world: &World) -> bool {
     })
 }
 
-/// Whether the members of the newest epoch that still run may make another record.
+/// Whether the members of the newest epoch that still run may make another record, and have a whole
+/// unit to make it for.
 fn has_quorum(world: &World) -> bool {
     let newest = world.checkers.records.values().next_back().expect("there is a first record");
-    let living = newest.members().iter().filter(|member| world.is_living(**member)).count();
-    living > 0 && (world.certifies || 2 * living > newest.members().len())
+    let is_living = |member: &Process| world.is_living(*member);
+    let living = newest.members().iter().filter(|member| is_living(member)).count();
+    let mut units = newest.members().chunks(world.unit.get() as usize);
+    let is_whole = units.any(|members| members.iter().all(is_living));
+    is_whole && (world.certifies || 2 * living > newest.members().len())
 }
 
 struct Totals {
@@ -107,11 +115,11 @@ struct Totals {
     longest: Duration,
 }
 
-fn simulate(seed: u64, totals: &mut Totals) {
+fn simulate(seed: u64, unit: NonZeroU32, totals: &mut Totals) {
     let mut random = Random::new(seed);
-    let members = 2 + random.below(7) as u32;
+    let members = (2 + random.below(7) as u32) * unit.get();
     let maker = if random.below(4) == 0 { Maker::Store } else { Maker::Members };
-    let mut world = World::new(seed, members, maker);
+    let mut world = World::of_units(seed, members, maker, unit);
     world.certifies = maker == Maker::Store || random.below(4) != 0;
     plan_faults(&mut random, &mut world, members);
     let end = Nanos::ZERO + FAULTS + 3 * SUSPECT_AFTER;
@@ -135,13 +143,15 @@ fn simulate(seed: u64, totals: &mut Totals) {
     totals.no_quorums += world.checkers.no_quorums;
 }
 
-fn simulate_all(seeds: std::ops::Range<u64>) {
+fn simulate_all(seeds: std::ops::Range<u64>, unit: u32) {
+    let unit = NonZeroU32::new(unit).expect("a unit has a seat");
     let (count, mut totals) = (
         seeds.end - seeds.start,
         Totals { epochs: 0, retries: 0, steps: 0, no_quorums: 0, stuck: 0, longest: Duration::ZERO },
     );
     for seed in seeds {
-        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| simulate(seed, &mut totals)));
+        let failed =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| simulate(seed, unit, &mut totals)));
         if let Err(panic) = failed {
             say(&format!("seed {seed} fails"));
             std::panic::resume_unwind(panic);
@@ -157,7 +167,13 @@ fn simulate_all(seeds: std::ops::Range<u64>) {
 
 #[test]
 fn jobs_under_faults() {
-    simulate_all(0..SEEDS);
+    simulate_all(0..SEEDS, 1);
+}
+
+#[test]
+fn jobs_of_units_under_faults() {
+    simulate_all(0..SEEDS / 5, 2);
+    simulate_all(0..SEEDS / 10, 3);
 }
 
 /// As many as take a few seconds.
@@ -166,5 +182,6 @@ const SEEDS: u64 = 300;
 #[test]
 #[ignore = "takes minutes: nightly"]
 fn many_jobs_under_faults() {
-    simulate_all(SEEDS..10_000);
+    simulate_all(SEEDS..10_000, 1);
+    simulate_all(SEEDS..3_000, 2);
 }

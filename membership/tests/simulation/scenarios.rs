@@ -1,5 +1,6 @@
 //! Single situations, each with what must come of it.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pleach_membership::{Maker, Process, Reason};
@@ -55,6 +56,86 @@ fn deaths_one_after_the_other_cost_nobody_else() {
         }
         world.run_until(Nanos::ZERO + ms(2000));
         assert_eq!(newest(&world), [0, 4], "seed {seed}:\n{}", world.describe());
+    }
+}
+
+fn of_pairs(seed: u64, members: u32, maker: Maker) -> World {
+    World::of_units(seed, members, maker, NonZeroU32::new(2).expect("is not 0"))
+}
+
+/// Why seats left or came, in the newest record.
+fn newest_causes(world: &World) -> Vec<(u32, Reason)> {
+    let newest = world.checkers.records.values().next_back().expect("there is a first record");
+    newest.causes().iter().map(|cause| (cause.process.seat.0, cause.reason)).collect()
+}
+
+#[test]
+fn a_unit_falls_with_one_of_its_members_and_another_one_comes_when_it_is_whole() {
+    for seed in 0..20 {
+        for maker in [Maker::Members, Maker::Store] {
+            let mut world = of_pairs(seed, 6, maker);
+            at(&mut world, ms(100), Fault::Kill(Process::new(3, 1)));
+            at(&mut world, ms(400), Fault::Join(Process::new(2, 2)));
+            world.run_until(Nanos::ZERO + ms(1500));
+            assert_eq!(newest(&world), [0, 1, 4, 5], "seed {seed}: half a unit waits");
+            assert_eq!(newest_causes(&world), [(2, Reason::Unit), (3, Reason::Died)]);
+            assert!(!world.is_living(Process::new(2, 1)), "it is told that it is out");
+            let retries = world.checkers.retries;
+            world.at(world.now, Event::Fault(Fault::Join(Process::new(3, 2))));
+            world.run_until(Nanos::ZERO + ms(3000));
+            assert_eq!(newest(&world), [0, 1, 2, 3, 4, 5], "seed {seed}:\n{}", world.describe());
+            assert_eq!(world.checkers.retries, retries, "seed {seed}: a planned join");
+        }
+    }
+}
+
+#[test]
+fn a_unit_leaves_when_one_of_its_members_does() {
+    for seed in 0..20 {
+        let mut world = of_pairs(seed, 4, Maker::Members);
+        at(&mut world, ms(100), Fault::Leave(Process::new(1, 1)));
+        world.run_until(Nanos::ZERO + ms(1000));
+        assert_eq!(newest_causes(&world), [(0, Reason::Unit), (1, Reason::Left)], "seed {seed}");
+        assert_eq!((newest(&world), world.checkers.retries), (vec![2, 3], 0), "seed {seed}");
+        // Nobody is left to leave to, so steps go on.
+        let (epochs, steps) = (world.checkers.records.len(), world.checkers.steps());
+        world.at(world.now, Event::Fault(Fault::Leave(Process::new(2, 1))));
+        world.run_until(Nanos::ZERO + ms(2000));
+        assert_eq!(world.checkers.records.len(), epochs, "seed {seed}");
+        assert!(world.checkers.steps() > steps, "seed {seed}");
+    }
+}
+
+/// Each member of one unit does not reach a member of another unit: one unit goes instead of two.
+#[test]
+fn links_that_stay_down_cost_as_few_units_as_possible() {
+    for seed in 0..20 {
+        let mut world = of_pairs(seed, 8, Maker::Members);
+        for (from, to) in [(0, 5), (1, 7)] {
+            at(&mut world, ms(100), Fault::Cut(from, to, true));
+        }
+        world.run_until(Nanos::ZERO + ms(4000));
+        assert_eq!(newest(&world), [2, 3, 4, 5, 6, 7], "seed {seed}:\n{}", world.describe());
+        let mut world = of_pairs(seed, 4, Maker::Members);
+        at(&mut world, ms(100), Fault::Cut(2, 3, true));
+        world.run_until(Nanos::ZERO + ms(4000));
+        assert_eq!(newest(&world), [0, 1], "seed {seed}:\n{}", world.describe());
+    }
+}
+
+#[test]
+fn members_see_that_no_unit_is_whole() {
+    for seed in 0..20 {
+        let mut world = of_pairs(seed, 4, Maker::Members);
+        for seat in [0, 3] {
+            at(&mut world, ms(100), Fault::Kill(Process::new(seat, 1)));
+        }
+        world.run_until(Nanos::ZERO + ms(200));
+        let left = [Process::new(1, 1), Process::new(2, 1)];
+        assert!(left.iter().all(|process| !world.has_lost_every_unit(*process)), "seed {seed}: it is early");
+        world.run_until(Nanos::ZERO + ms(2000));
+        assert_eq!(world.checkers.records.len(), 1, "seed {seed}: there is nobody to go on");
+        assert!(left.iter().all(|process| world.has_lost_every_unit(*process)), "seed {seed}");
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +75,7 @@ pub(crate) struct World {
     pub(crate) severs: bool,
     pub(crate) last_fault: Nanos,
     maker: Maker,
+    pub(crate) unit: NonZeroU32,
     events: BinaryHeap<Reverse<(Nanos, u64)>>,
     bodies: BTreeMap<u64, Event>,
     count: u64,
@@ -89,16 +91,22 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64, members: u32, maker: Maker) -> Self {
+        Self::of_units(seed, members, maker, NonZeroU32::MIN)
+    }
+
+    /// Members that come and go in units of so many.
+    pub(crate) fn of_units(seed: u64, members: u32, maker: Maker, unit: NonZeroU32) -> Self {
         let processes: Vec<Process> = (0..members).map(|seat| Process::new(seat, 1)).collect();
         let first = Arc::new(Record::first(processes.clone()).expect("has members"));
         let mut world = Self {
             now: Nanos::ZERO,
-            checkers: Checkers::new(&first),
+            checkers: Checkers::new(&first, unit),
             random: Random::new(seed),
             certifies: true,
             severs: true,
             last_fault: Nanos::ZERO,
             maker,
+            unit,
             events: BinaryHeap::new(),
             bodies: BTreeMap::new(),
             count: 0,
@@ -117,7 +125,7 @@ impl World {
     }
 
     fn start(&mut self, process: Process, first: Option<Arc<Record>>) {
-        let options = Options { suspect_after: SUSPECT_AFTER, maker: self.maker };
+        let options = Options { suspect_after: SUSPECT_AFTER, maker: self.maker, unit: self.unit };
         let machine = Membership::new(process, options, first.clone(), self.now);
         let deadline = machine.next_deadline();
         let node = Node {
@@ -396,6 +404,11 @@ impl World {
 
     pub(crate) fn is_living(&self, process: Process) -> bool {
         self.living().any(|other| other == process)
+    }
+
+    /// Whether a process sees that no unit is whole any more.
+    pub(crate) fn has_lost_every_unit(&self, process: Process) -> bool {
+        self.nodes[&process].machine.has_lost_every_unit(SUSPECT_AFTER)
     }
 
     /// The epoch that a process has entered.

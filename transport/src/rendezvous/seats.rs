@@ -147,6 +147,7 @@ pub struct Founding {
     seats: u32,
     fewest: u32,
     wait: Duration,
+    unit: u32,
 }
 
 impl Founding {
@@ -155,7 +156,19 @@ impl Founding {
     /// join's.
     #[must_use]
     pub fn new(seats: u32, fewest: u32, wait: Duration) -> Self {
-        Self { seats, fewest, wait }
+        Self { seats, fewest, wait, unit: 1 }
+    }
+
+    /// Ranks begin in whole units of so many: ranks 0 to `unit - 1`, and so on.
+    #[must_use]
+    pub fn in_units_of(self, unit: u32) -> Self {
+        Self { unit: unit.max(1), ..self }
+    }
+
+    /// Of these ranks, in order, those whose units are whole.
+    pub(crate) fn whole_units(&self, ranks: &[Rank]) -> Vec<Rank> {
+        let units = ranks.chunk_by(|one, next| one / self.unit == next / self.unit);
+        units.filter(|unit| unit.len() as u32 == self.unit).flatten().copied().collect()
     }
 
     pub(crate) fn seats(&self) -> u32 {

@@ -1,7 +1,7 @@
 //! Which ranks begin a job to which others come later.
 //!
 //! Rank 0 waits for enough of its world, then some time for the rest, and writes down which ranks
-//! are there. All others read that. **Invariant:** the list is written once, so all that begin know
+//! are there, in whole units. All others read that. **Invariant:** the list is written once, so all that begin know
 //! of the same ranks, and a rank that is not in it has met nobody.
 
 use super::{JoinError, JoinProtocol, POLL_INTERVAL, ranks_of, unusable};
@@ -52,24 +52,36 @@ impl JoinProtocol<'_> {
         let mut enough_until: Option<Nanos> = None;
         loop {
             let until = enough_until.unwrap_or_else(|| self.deadline.min(now() + POLL_INTERVAL));
-            let (missing, refused) = match self.come(until)? {
-                (missing, _) if missing.is_empty() => return Ok(self.ranks.clone()),
-                come => come,
-            };
-            let (time, come) = (now(), self.world.world_size - missing.len() as u32);
-            if come < founding.fewest() {
+            let (missing, refused) = self.come(until)?;
+            let time = now();
+            let Some(whole) = self.suffices(founding, &missing) else {
                 if time >= self.deadline {
                     return Err(self.missing(missing, founding.fewest(), refused));
                 }
-            } else if enough_until.is_none() {
+                continue;
+            };
+            if missing.is_empty() {
+                return Ok(whole);
+            }
+            if enough_until.is_none() {
                 // Of the time that is left, some is for the rounds that follow.
                 let left = self.deadline.since(time) / 2;
                 enough_until = Some(time + founding.wait().min(left));
             } else if time >= until {
-                tracing::info!("the job begins without {}", ranks_shown(&missing));
-                return Ok(self.ranks.iter().copied().filter(|rank| !missing.contains(rank)).collect());
+                let without: Vec<Rank> =
+                    self.ranks.iter().copied().filter(|rank| !whole.contains(rank)).collect();
+                tracing::info!("the job begins without {}", ranks_shown(&without));
+                return Ok(whole);
             }
         }
+    }
+
+    /// The ranks that can begin without those that are missing, in whole units: enough, and rank 0
+    /// among them.
+    fn suffices(&self, founding: &Founding, missing: &[Rank]) -> Option<Vec<Rank>> {
+        let here: Vec<Rank> = self.ranks.iter().copied().filter(|rank| !missing.contains(rank)).collect();
+        let whole = founding.whole_units(&here);
+        (whole.len() as u32 >= founding.fewest() && whole.first() == Some(&0)).then_some(whole)
     }
 
     /// The ranks of the world that have not come until then, and which process was refused.
@@ -85,8 +97,7 @@ impl JoinProtocol<'_> {
     /// Rank 0 has not begun in time: too few ranks have come, or it is gone.
     fn missing_of(&mut self, founding: &Founding) -> Result<JoinError, JoinError> {
         let (missing, refused) = self.come(now())?;
-        let come = self.world.world_size - missing.len() as u32;
-        let missing = if come < founding.fewest() { missing } else { vec![0] };
+        let missing = if self.suffices(founding, &missing).is_none() { missing } else { vec![0] };
         Ok(self.missing(missing, founding.fewest(), refused))
     }
 }
