@@ -1,5 +1,6 @@
 //! Who is out hears why from every member that reaches it.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ fn a_member_that_its_maker_does_not_reach_is_told_by_the_others_before_they_seve
     let cause = Cause { process: process(2), reason: Reason::Unreachable };
     let second = first.next(vec![process(0), process(1)], 1, Verdict::Retry, vec![cause]);
     let second = Arc::new(second.expect("has members"));
-    let options = Options { suspect_after: Duration::from_secs(1), maker: Maker::Members };
+    let options =
+        Options { suspect_after: Duration::from_secs(1), maker: Maker::Members, unit: NonZeroU32::MIN };
     let mut one = Membership::new(process(1), options, Some(first), Nanos(0));
     let decided = Message::Decided(second);
     let outputs = one.on(Input::Message { from: process(0), message: decided.clone() }, Nanos(1));
