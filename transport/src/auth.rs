@@ -161,6 +161,16 @@ impl Secret {
         &self.bytes
     }
 
+    /// The secret of a part of those that have this one. Who knows this one knows it, and neither
+    /// is accepted in the place of the other.
+    pub(crate) fn of_part(&self, name: &str) -> Self {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.as_bytes()).expect("HMAC takes keys of any length");
+        // No other MAC begins so.
+        mac.update(b"pleach 1 a part.");
+        mac.update(name.as_bytes());
+        Self { bytes: Arc::from(&mac.finalize().into_bytes()[..]), ..self.clone() }
+    }
+
     /// The MAC of bytes that lie at a key of a store outside of the job: HMAC-SHA256 over both.
     pub(crate) fn tag_of_store(&self, key: &str, bytes: &[u8]) -> [u8; TAG_BYTES] {
         self.mac_of_store(key, bytes).finalize().into_bytes().into()

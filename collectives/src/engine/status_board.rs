@@ -441,7 +441,7 @@ impl StatusBoard {
     }
 
     /// Whether anything has failed, here or at a peer that has said so.
-    pub(super) fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         let is_over = self.epoch_end().is_some_and(|end| end.over().is_some());
         is_over || self.agreement().claim().is_some()
     }

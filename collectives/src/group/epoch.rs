@@ -18,7 +18,9 @@ use super::join::{platform, settings, wiring, without_mapping};
 use super::observed::SessionMetrics;
 use super::parts::Parts;
 use super::unwinding::NoUnwinding;
-use super::{Buffer, CollectiveError, Connection, Element, Group, GroupError, Options, Origin, next_number};
+use super::{
+    Buffer, CollectiveError, Connection, Element, Group, GroupError, Known, Options, Origin, next_number,
+};
 use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, ComputeError, HostCompute};
 use crate::engine::{
@@ -140,8 +142,14 @@ impl Setting {
             Some(compute) => Box::new(compute.with_new_stream().map_err(ComputeError::from)?),
             None => Box::new(HostCompute::new()),
         };
-        let mut group =
-            Group::assembled(table, connection, compute, Vec::new(), &self.options, Origin::Epoch(carried))?;
+        let mut group = Group::assembled(
+            table,
+            connection,
+            compute,
+            Known::default(),
+            &self.options,
+            Origin::Epoch(carried),
+        )?;
         group.fabric = Some(self.fabric);
         self.metrics.iter().for_each(|metrics| metrics.show(&group));
         group.exact = group.exact.map(|_| Arc::clone(&self.exact));

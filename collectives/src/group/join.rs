@@ -11,11 +11,11 @@ use pleach_schedule::tuning::TuningError;
 use pleach_schedule::wiring::{Wiring, topology_digest};
 use pleach_transport::cuda::{CudaMemory, Gpu, GpuId};
 use pleach_transport::rendezvous::{
-    Fabric, JoinError, JoinOptions, Joined, Store, join, join_at, join_to_some,
+    Fabric, JoinError, JoinOptions, Joined, Store, World, join, join_at, join_to_some,
 };
 use pleach_transport::{Device, Rank, Space};
 
-use super::{Connect, Connection, Group, GroupError, Options, Origin};
+use super::{Connect, Connection, Group, GroupError, Known, Options, Origin};
 use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, ComputeError, HostCompute};
 use crate::engine::{StatusBoard, neighbours, signal_slots};
@@ -101,7 +101,8 @@ impl Group {
             store: joined.store,
         };
         let compute = reach.compute(options.space)?;
-        let mut group = Self::assembled(table, connection, compute, addresses, options, origin)?;
+        let known = Known { ranks: joined.known, addresses };
+        let mut group = Self::assembled(table, connection, compute, known, options, origin)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
     }
@@ -117,18 +118,32 @@ pub(crate) fn meet(
     board: Option<Arc<StatusBoard>>,
 ) -> Result<(Joined, Arc<StatusBoard>), JoinError> {
     let world = &options.world;
-    let (rank, ranks) = (world.rank, world.world_size);
-    if connects(options) == Connect::OnUse && ranks > 1 && board.is_none() {
-        let board = Arc::new(StatusBoard::on_use(rank, ranks));
-        let joined = join_to_some(store, world, settings, board.clone(), &neighbours(rank, ranks))?;
+    let board = board.unwrap_or_else(|| board_of(options));
+    if board.relays() {
+        let joined = join_to_some(store, world, settings, board.clone(), &first_peers(options))?;
         return Ok((joined, board));
     }
-    let board = board.unwrap_or_else(|| Arc::new(StatusBoard::new(rank)));
     let joined = match store {
         Some(store) => join_at(store, world, settings, board.clone())?,
         None => join(world, settings, board.clone())?,
     };
     Ok((joined, board))
+}
+
+/// The board of this rank in a group of its own.
+pub(super) fn board_of(options: &Options) -> Arc<StatusBoard> {
+    let World { rank, world_size, .. } = options.world;
+    let is_on_use = connects(options) == Connect::OnUse && world_size > 1;
+    Arc::new(if is_on_use { StatusBoard::on_use(rank, world_size) } else { StatusBoard::new(rank) })
+}
+
+/// The peers to which this rank is connected from the beginning, in a group of its own.
+pub(super) fn first_peers(options: &Options) -> Vec<Rank> {
+    let World { rank, world_size, .. } = options.world;
+    if connects(options) == Connect::OnUse {
+        return neighbours(rank, world_size);
+    }
+    (0..world_size).filter(|peer| *peer != rank).collect()
 }
 
 /// When the pairs of the ranks connect.

@@ -66,7 +66,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_transport::cuda::{Gpu, Stream};
-use pleach_transport::rendezvous::{Fabric, Store};
+use pleach_transport::rendezvous::{Fabric, KnownRanks, Store};
 use pleach_transport::{Address, Device, Event, Memory, SetupCounts, Slice, Space, clock};
 
 pub use batch::{Batch, BorrowedData};
@@ -144,9 +144,11 @@ struct Shared {
     is_closed: AtomicBool,
     /// Memory for batches, while none uses it.
     staging: Mutex<Option<Staging>>,
-    /// The store where the ranks met, and where they meet again to split. Rank 0's table keeps late
-    /// comers out as long as the group lives.
+    /// The store where the ranks met. Rank 0's table keeps late comers out as long as the group
+    /// lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
+    /// What the ranks know of each other since they met, for parts of the group.
+    known: Option<KnownRanks>,
     /// In an epoch of a session.
     in_epoch: Option<InEpoch>,
     /// The GPU whose memory the calls work on, if they work on a GPU's memory.
@@ -181,6 +183,15 @@ pub struct Connection {
     pub store: Option<Box<dyn Store>>,
 }
 
+/// What a group knows of its ranks.
+#[derive(Default)]
+struct Known {
+    /// For the parts of the group, where its ranks have met.
+    ranks: Option<KnownRanks>,
+    /// By rank: the addresses of the devices, where pairs connect on first use.
+    addresses: Vec<Address>,
+}
+
 /// Of what a group is made.
 enum Origin<'a> {
     /// Ranks that have met, or a device of a caller's.
@@ -208,18 +219,17 @@ impl std::fmt::Debug for Group {
 impl Connection {
     /// A group over this device.
     pub fn into_group(self, compute: Box<dyn Compute>, options: &Options) -> Result<Group, GroupError> {
-        Group::assembled(None, self, compute, Vec::new(), options, Origin::Job)
+        Group::assembled(None, self, compute, Known::default(), options, Origin::Job)
     }
 }
 
 impl Group {
-    /// A group whose calls take the variants of a table. `addresses`: of the devices by rank, where
-    /// pairs connect on first use.
+    /// A group whose calls take the variants of a table.
     fn assembled(
         table: Option<Arc<TuningTable>>,
         connection: Connection,
         compute: Box<dyn Compute>,
-        addresses: Vec<Address>,
+        known: Known,
         options: &Options,
         origin: Origin<'_>,
     ) -> Result<Self, GroupError> {
@@ -241,7 +251,9 @@ impl Group {
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let layout = ScratchLayout { ranks: world_size, gpus_copy: planner.gpus_copy() };
         let engine = match &origin {
-            Origin::Job | Origin::Part(_) => Engine::new(device, compute, board.clone(), layout, addresses)?,
+            Origin::Job | Origin::Part(_) => {
+                Engine::new(device, compute, board.clone(), layout, known.addresses)?
+            }
             Origin::Epoch(carried) => {
                 Engine::of_epoch(device, compute, board.clone(), layout, carried.engine)
                     .map_err(EngineError::Post)?
@@ -291,6 +303,7 @@ impl Group {
             is_closed: AtomicBool::new(false),
             staging: Mutex::default(),
             store: store.map(|store| Arc::new(Mutex::new(store))),
+            known: known.ranks,
             in_epoch,
             contributors: Contributors::all(gpu.is_none()),
             gpu,

@@ -1,28 +1,53 @@
 //! Splitting a group: ranks that name the same colour become a group of their own.
 //!
-//! A group made by a split has a device, an engine, memory and deadlines of its own: its ranks meet
-//! again in the store where the first group's ranks met, and connect. So nothing that is done in
-//! one of the two groups delays, fails or ends the other, signal slots and scratch need no further
-//! division, and ranks that share a host use shared memory again. It costs a meeting (some
-//! milliseconds a rank) and the scratch of another group, which is taken as it is touched.
+//! A *part* is a group that was made by a split. It has a device, an engine, memory and deadlines
+//! of its own. So nothing that is done in one of the two groups delays, fails or ends the other,
+//! and signal slots and scratch need no further division. Pairs of both groups on the same
+//! connections would not have that: the fence of one group's call would end the other's pairs
+//! (docs/decisions.md).
+//!
+//! What the ranks of the whole know of each other ([`KnownRanks`]) is taken over by the part: its
+//! hosts, its fabric, its processors and its secret. So the ranks of a part do not meet. Three
+//! all-gathers of the whole are a split:
+//!
+//! | round | what a rank says |
+//! | --- | --- |
+//! | 1 | its colour, its key, how often it has split the group |
+//! | 2 | the address of its device in the part, or why it has none |
+//! | 3 | whether it is connected in the part |
+//!
+//! **Invariants:** all ranks take part in all rounds, whatever has failed at one of them, so the
+//! whole goes on. A rank that was told a failure of a member returns it, so all members have the
+//! part or none. A failure of the whole ends the split on all ranks with the verdict of the whole.
+//!
+//! In an epoch of a session, and where the part works on a GPU's memory, its ranks meet in the
+//! store where the first group's ranks met.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use pleach_packing::topology::Topology;
 use pleach_schedule::{RankSpace, SpaceError};
-use pleach_transport::Space;
-use pleach_transport::rendezvous::{JoinError, PrefixStore, Store, World};
+use pleach_transport::rendezvous::{
+    Fabric, JoinError, JoinOptions, KnownRanks, OpenedPart, PrefixStore, Store, World,
+};
+use pleach_transport::{Address, Space, clock};
 use pleach_vocabulary::Rank;
 
-use super::join::{expect_memory, meet, settings};
+use super::join::{board_of, expect_memory, first_peers, meet, settings};
 use super::{CollectiveError, Group, JoinGroupError, Options, Origin};
+use crate::engine::StatusBoard;
 use crate::observe::{Observe, Part};
 
 /// Sets the calls of a split apart from a caller's own all-gather.
 const SPLIT_MARK: u32 = 0x5350_4c54;
-/// What a rank says: whether it has a colour, which, its key, how often it has split the group.
+/// What a rank says first: whether it has a colour, which, its key, how often it has split the
+/// group.
 const WORDS: usize = 4;
+/// What a rank says of its device, in bytes: `+` and the address, or `-` and why there is none.
+const LINE_BYTES: usize = 256;
+const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
+/// The part of a call's time in which a rank connects: the other ranks wait in the call for it.
+const CONNECT_SHARE: u32 = 2;
 
 /// Why a group was not split.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -87,9 +112,7 @@ impl Group {
     /// its failure ends no call here nor this group's there, and it stays when this one is closed.
     /// In a session that holds within an epoch: a failure of any of its groups ends the epoch, and
     /// the epoch's end is that of all of them. Its options are those of the group that was joined,
-    /// but for metrics, which it serves only where each group takes any free port. Only for
-    /// splitting it again must the process of rank 0 of that group still hold it or a group split
-    /// from it.
+    /// but for metrics, which it serves only where each group takes any free port.
     ///
     /// # Errors
     ///
@@ -149,7 +172,9 @@ impl Group {
         options: &Options,
         signal_slots: usize,
     ) -> Result<Option<Self>, SplitError> {
-        if self.shared.store.is_none() && self.world_size() > 1 {
+        let is_kept = self.shared.in_epoch.is_none() && options.space == Space::Host;
+        let known = self.shared.known.as_ref().filter(|_| is_kept);
+        if known.is_none() && self.shared.store.is_none() && self.world_size() > 1 {
             return Err(SplitError::NoStore);
         }
         let number = self.shared.splits.fetch_add(1, Ordering::Relaxed);
@@ -157,23 +182,20 @@ impl Group {
         let mut all = vec![0; WORDS * self.world_size() as usize];
         let plain = Self { variant: None, stream: None, ..self.tagged_further(SPLIT_MARK) };
         plain.gather_words(&own, &mut all)?;
-        let part = colour.map(|colour| self.meet(colour, &all, options, signal_slots)).transpose();
+        let division = colour.map(|colour| self.division(colour, &all, options, signal_slots));
+        if let Some(known) = known {
+            return plain.make_known(known, division);
+        }
+        let part = division.map(|division| self.meet(&division)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have
         // met by then. In a session, where the members have changed meanwhile, this says so.
         plain.barrier()?;
         part
     }
 
-    /// The group of the ranks of this one's colour, by what all ranks have said.
-    fn meet(
-        &self,
-        colour: u32,
-        all: &[u64],
-        options: &Options,
-        signal_slots: usize,
-    ) -> Result<Self, SplitError> {
+    /// The part of this rank's colour, by what all ranks have said.
+    fn division(&self, colour: u32, all: &[u64], before: &Options, signal_slots: usize) -> Division {
         let members = members(all, colour);
-        let size = members.len() as u32;
         let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
         // Rank 0's number, so that a call that failed on some ranks alone confuses no later one.
         let number = all[WORDS - 1];
@@ -183,38 +205,83 @@ impl Group {
         };
         // What joins the members without the others, if that joins them at all.
         let topology = self.topology().and_then(|topology| topology.only(&members).ok()).map(Arc::new);
-        let group = self.join_part(&name, (rank as Rank, &members), topology, options, signal_slots);
-        group.map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
-    }
-
-    /// Meets the ranks of a part of this group's store.
-    fn join_part(
-        &self,
-        name: &str,
-        (rank, members): (Rank, &[Rank]),
-        topology: Option<Arc<Topology>>,
-        before: &Options,
-        signal_slots: usize,
-    ) -> Result<Self, JoinGroupError> {
-        expect_memory(before.space)?;
-        let size = members.len() as u32;
-        let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
+        let (rank, world_size) = (rank as Rank, members.len() as u32);
+        let world = World { rank, world_size, local_rank: None, ..before.world.clone() };
         // This group's ports are taken, by this group.
         let metrics = before.observe.metrics.filter(|address| address.port() == 0);
-        let part = Some(self.part(name));
-        let observe = Observe { metrics, part, ..before.observe.clone() };
+        let observe = Observe { metrics, part: Some(self.part(&name)), ..before.observe.clone() };
         let options = Options { world, timeout: self.timeout, topology, observe, ..before.clone() };
         let mut settings = settings(&options);
         settings.signal_slots += signal_slots;
-        let store: Option<Box<dyn Store>> = match &self.shared.store {
-            Some(store) if size > 1 => Some(Box::new(PrefixStore::new(store.clone(), name))),
-            None if size > 1 => return Err(JoinError::NoRendezvous { world_size: size }.into()),
-            _ => None,
+        Division { colour, name, members, options, settings }
+    }
+
+    /// Makes the parts of ranks that know each other; see the module.
+    fn make_known(&self, known: &KnownRanks, division: Option<Division>) -> Result<Option<Self>, SplitError> {
+        let opened = division.as_ref().map(|division| division.open(known));
+        let own =
+            opened.as_ref().map_or([0; LINE_WORDS], |opened| line(opened.as_ref().map(Opened::address)));
+        let mut lines = vec![0; LINE_WORDS * self.world_size() as usize];
+        self.gather_words(&own, &mut lines)?;
+        let part = division.as_ref().zip(opened).map(|(division, opened)| {
+            let addresses = division.addresses(known, &lines);
+            opened.and_then(|opened| self.connect(division, opened, addresses?))
+        });
+        let mut all = vec![0; self.world_size() as usize];
+        self.gather_words(&[u64::from(matches!(part, Some(Err(_))))], &mut all)?;
+        let (Some(division), Some(part)) = (division, part) else { return Ok(None) };
+        let failed = division.members.iter().position(|rank| all[*rank as usize] != 0);
+        let part = part.and_then(|part| match failed {
+            None => Ok(part),
+            Some(rank) => {
+                let reason = "it did not connect to all other ranks: look at what it says".to_owned();
+                Err(JoinError::Fabric { fabric: division.fabric(known), rank: rank as Rank, reason }.into())
+            }
+        });
+        part.map(Some).map_err(|source| division.error(source))
+    }
+
+    /// Connects to the members of a part.
+    fn connect(
+        &self,
+        division: &Division,
+        opened: Opened,
+        addresses: Vec<Address>,
+    ) -> Result<Self, JoinGroupError> {
+        let options = &division.options;
+        let limit = options.join_timeout.min(self.timeout / CONNECT_SHARE);
+        let whole = self.shared.driver.board();
+        let ended = || whole.has_failed().then(|| "the group that is split has failed".to_owned());
+        let Opened { device, board } = opened;
+        let mut joined = device.connect(addresses, first_peers(options), clock::now() + limit, ended)?;
+        joined.store = self.store_of(&division.name);
+        Ok(Self::joined(joined, board, options, Origin::Job)?)
+    }
+
+    /// The place in this group's store where the ranks of a part meet.
+    fn store_of(&self, name: &str) -> Option<Box<dyn Store>> {
+        let store = self.shared.store.as_ref()?;
+        Some(Box::new(PrefixStore::new(store.clone(), name)))
+    }
+
+    /// Meets the ranks of a part in this group's store.
+    fn meet(&self, division: &Division) -> Result<Self, SplitError> {
+        let met = || -> Result<Self, JoinGroupError> {
+            let Division { name, members, options, settings, .. } = division;
+            expect_memory(options.space)?;
+            let store = if members.len() > 1 {
+                let world_size = members.len() as u32;
+                Some(self.store_of(name).ok_or(JoinError::NoRendezvous { world_size })?)
+            } else {
+                None
+            };
+            let rank = options.world.rank;
+            let part = self.shared.in_epoch.as_ref().map(|in_epoch| in_epoch.part(rank, members));
+            let board = part.as_ref().map(super::parts::NewPart::board);
+            let (joined, board) = meet(store, options, settings, board)?;
+            Ok(Self::joined(joined, board, options, part.map_or(Origin::Job, Origin::Part))?)
         };
-        let part = self.shared.in_epoch.as_ref().map(|in_epoch| in_epoch.part(rank, members));
-        let board = part.as_ref().map(super::parts::NewPart::board);
-        let (joined, board) = meet(store, &options, &settings, board)?;
-        Ok(Self::joined(joined, board, &options, part.map_or(Origin::Job, Origin::Part))?)
+        met().map_err(|source| division.error(source))
     }
 
     /// A part of this group, as traces call it.
@@ -226,6 +293,79 @@ impl Group {
             None => Part { name: name.to_owned(), joined_rank: self.rank() },
         }
     }
+}
+
+/// A part that is to be made, as one of its ranks sees it.
+struct Division {
+    colour: u32,
+    name: String,
+    /// Their ranks in the whole, by rank in the part.
+    members: Vec<Rank>,
+    options: Options,
+    settings: JoinOptions,
+}
+
+/// The device of a part that is connected to no other rank.
+struct Opened {
+    device: OpenedPart,
+    board: Arc<StatusBoard>,
+}
+
+impl Opened {
+    fn address(&self) -> &Address {
+        self.device.address()
+    }
+}
+
+impl Division {
+    fn fabric(&self, known: &KnownRanks) -> Fabric {
+        known.part(&self.members, &self.name).fabric()
+    }
+
+    /// Opens the device of this rank.
+    fn open(&self, known: &KnownRanks) -> Result<Opened, JoinGroupError> {
+        let board = board_of(&self.options);
+        let known = known.part(&self.members, &self.name);
+        let device = known.open(&self.options.world, &self.settings, board.clone(), board.relays())?;
+        Ok(Opened { device, board })
+    }
+
+    /// The addresses of the members, by rank in the part, from the lines of all ranks.
+    fn addresses(&self, known: &KnownRanks, lines: &[u64]) -> Result<Vec<Address>, JoinGroupError> {
+        let address = |(rank, member): (usize, &Rank)| {
+            let line = &lines[LINE_WORDS * *member as usize..][..LINE_WORDS];
+            let line: Vec<u8> = line.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let line = String::from_utf8_lossy(line.split(|byte| *byte == 0).next().unwrap_or_default());
+            match line.strip_prefix('+') {
+                Some(address) => Ok(Address(address.to_owned())),
+                None => {
+                    let reason = line.strip_prefix('-').unwrap_or(&line).to_owned();
+                    Err(JoinError::Fabric { fabric: self.fabric(known), rank: rank as Rank, reason }.into())
+                }
+            }
+        };
+        self.members.iter().enumerate().map(address).collect()
+    }
+
+    fn error(&self, source: JoinGroupError) -> SplitError {
+        let size = self.members.len() as u32;
+        SplitError::Join { colour: self.colour, size, source: Box::new(source) }
+    }
+}
+
+/// What a rank says of its device in a part.
+fn line(address: Result<&Address, &JoinGroupError>) -> [u64; LINE_WORDS] {
+    let text = match address {
+        Ok(address) if address.0.len() < LINE_BYTES => format!("+{}", address.0),
+        Ok(address) => format!("-its address is longer than {} bytes: {}", LINE_BYTES - 1, address.0),
+        Err(JoinGroupError::Join(JoinError::Fabric { reason, .. })) => format!("-{reason}"),
+        Err(error) => format!("-{error}"),
+    };
+    let mut bytes = [0; LINE_BYTES];
+    let len = text.len().min(LINE_BYTES);
+    bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
+    let words = bytes.as_chunks::<{ size_of::<u64>() }>().0;
+    std::array::from_fn(|index| u64::from_le_bytes(words[index]))
 }
 
 /// The ranks that named a colour, in the order of their keys.

@@ -72,6 +72,7 @@ fn rank() {
             println!("\nSENDS");
             group.send(&[rank], target()).expect_err("the group fails")
         }
+        "split" => fail_beside_part(&group, target()),
         "abort" => std::thread::scope(|scope| {
             let call = scope.spawn(|| group.send(&[rank], target()).expect_err("the group is aborted"));
             // Most often it connects by then.
@@ -85,6 +86,34 @@ fn rank() {
     // Not the call in which this rank was told, which is its own.
     let Fault { subject, kind, found_by, detail, waited, .. } = &*fault;
     println!("\nFAULT {subject} {kind:?} by {found_by} after {waited:?}: {detail}");
+}
+
+/// Splits the group in two, and calls in both when `killed` is dead: the group's error. The part
+/// that the dead rank was not in works on after that.
+fn fail_beside_part(group: &Group, killed: u32) -> CollectiveError {
+    let rank = group.rank();
+    let part = group.split(Some(rank % 2), rank).expect("a split").expect("this rank named a colour");
+    let expect_sum = || {
+        let mut sum = [1];
+        part.all_reduce(&mut sum, ReduceOp::Sum).expect("an all-reduce");
+        assert_eq!(sum, [part.world_size()]);
+    };
+    expect_sum();
+    println!("\nSPLIT");
+    while rank == killed {
+        std::thread::park();
+    }
+    let is_in_part = rank % 2 == killed % 2;
+    if is_in_part {
+        let error = part.barrier().expect_err("the part fails");
+        let CollectiveError::Failed(fault) = error else { panic!("{error}") };
+        println!("\nPART {} {:?} by {}: {}", fault.subject, fault.kind, fault.found_by, fault.detail);
+    }
+    let error = group.barrier().expect_err("the group fails");
+    if !is_in_part {
+        expect_sum();
+    }
+    error
 }
 
 struct Processes(Vec<(Child, BufReader<std::process::ChildStdout>)>);
@@ -261,6 +290,29 @@ fn a_killed_process_is_known_everywhere_over_shared_memory() {
     a_killed_process_is_known_everywhere("shm");
 }
 
+/// The whole and the part that a dead rank was in both name it, each by the number that it has
+/// there, and the other part works on.
+fn a_process_that_is_killed_is_the_verdict_of_its_part_and_of_the_whole(fabric: &str) {
+    const RANKS: usize = 6;
+    const KILLED: usize = 5;
+    let mut processes = Processes::start(RANKS as u32, fabric, "default");
+    for rank in 0..RANKS {
+        processes.line(rank, "JOINED ");
+        processes.tell(rank, &format!("split {KILLED}"));
+    }
+    for rank in 0..RANKS {
+        processes.line(rank, "SPLIT");
+    }
+    processes.signal(KILLED, Signal::KILL);
+    let [first, second] = [1, 3].map(|rank| processes.line(rank, "PART "));
+    assert_eq!(first, second, "the survivors of the part agree");
+    assert_eq!(first[..2], ["2", "Lost"], "{first:?}");
+    let fault = processes.expect_fault(0..KILLED, KILLED);
+    assert_eq!(fault[1], "Lost", "{fault:?}");
+    let _ = processes.0.remove(KILLED);
+    processes.end();
+}
+
 /// Rank 3 of 20, which is no neighbour of ranks 0 and 10, is stopped, so it connects to nobody.
 /// Each of the two sends it a message. `then` is called when they do.
 fn while_two_ranks_connect_to_a_stopped_one(
@@ -337,6 +389,11 @@ macro_rules! on_every_fabric {
             #[test]
             fn a_peer_that_does_not_connect_is_named_at_the_deadline_of_the_call() {
                 super::a_peer_that_does_not_connect_is_named_at_the_deadline_of_the_call(stringify!($fabric));
+            }
+
+            #[test]
+            fn a_process_that_is_killed_is_the_verdict_of_its_part_and_of_the_whole() {
+                super::a_process_that_is_killed_is_the_verdict_of_its_part_and_of_the_whole(stringify!($fabric));
             }
 
             #[test]

@@ -1,13 +1,166 @@
 //! A group that is split.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
-use pleach_collectives::{CollectiveError, Group, JoinGroupError, SplitError};
-use pleach_transport::rendezvous::Fabric;
-use pleach_vocabulary::ReduceOp;
+use pleach_collectives::{CollectiveError, Group, JoinGroupError, Options, SplitError};
+use pleach_transport::rendezvous::{
+    Claim, Fabric, FabricChoice, PrefixStore, Store, StoreError, StorePath, World,
+};
+use pleach_transport::{Nanos, clock};
+use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
-use crate::ranks::with_group;
+use crate::ranks::{Folder, SPIN, with_group, world};
+
+/// Longest time that ranks wait for each other on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A store that counts what is asked of it. Relaxed: the count is read when all is done.
+struct Counted {
+    store: Box<dyn Store>,
+    requests: Arc<AtomicU64>,
+}
+
+impl Counted {
+    fn count(&mut self) -> &mut dyn Store {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        &mut *self.store
+    }
+}
+
+impl Store for Counted {
+    fn set(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<(), StoreError> {
+        self.count().set(key, value, deadline)
+    }
+
+    fn claim(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<Claim, StoreError> {
+        self.count().claim(key, value, deadline)
+    }
+
+    fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.count().wait(keys, until, deadline)
+    }
+
+    fn fail(&mut self, reason: &str, deadline: Nanos) {
+        self.count().fail(reason, deadline);
+    }
+
+    fn seal(&mut self, deadline: Nanos) {
+        self.count().seal(deadline);
+    }
+
+    fn path(&self) -> Option<StorePath> {
+        self.store.path()
+    }
+
+    fn ended(&self) -> Option<String> {
+        self.store.ended()
+    }
+}
+
+/// Runs `body` as every rank, with its options and a store where all meet.
+fn with_store(fabric: FabricChoice, ranks: u32, body: impl Fn(&Options, Box<dyn Store>) + Sync) {
+    let folder = Folder::new();
+    thread::scope(|scope| {
+        for rank in 0..ranks {
+            let (folder, body, fabric) = (&folder, &body, fabric.clone());
+            scope.spawn(move || {
+                let mut options = Options::new(world(rank, ranks, &folder.0));
+                options.fabric = fabric;
+                (options.timeout, options.spin) = (PATIENCE, SPIN);
+                let store = options.world.open_store(clock::now() + PATIENCE);
+                body(&options, store.expect("a folder").expect("there are others"));
+            });
+        }
+    });
+}
+
+fn a_hundred_splits_ask_nothing_of_the_store_and_connect_their_own_pairs(fabric: Fabric) {
+    const SPLITS: u32 = 100;
+    const KEPT: usize = 10;
+    with_store(FabricChoice::Only(fabric), 4, |options, store| {
+        let requests = Arc::<AtomicU64>::default();
+        let group = Group::join_in(Box::new(Counted { store, requests: requests.clone() }), options);
+        let group = group.unwrap_or_else(|error| panic!("{error}"));
+        let rank = group.rank();
+        let asked = requests.load(Ordering::Relaxed);
+        assert!(asked > 0, "the ranks have met there");
+        let mut parts: Vec<Group> = Vec::new();
+        for split in 0..SPLITS {
+            // In turn: neighbours, ranks of one parity, all but rank 0, all.
+            let colour = [rank / 2, rank % 2, rank.min(1), 0][split as usize % 4];
+            let part = group.split(Some(colour), 0).unwrap().unwrap();
+            assert_eq!(part.info().connections, u64::from(part.world_size()) - 1);
+            assert_eq!(sum(&part, 1), u64::from(part.world_size()));
+            parts.push(part);
+            if parts.len() > KEPT {
+                let first = parts.remove(0);
+                assert_eq!(sum(&first, 2), 2 * u64::from(first.world_size()), "the others did not touch it");
+                first.close().unwrap();
+            }
+        }
+        let again = parts.last().expect("some are kept").split(Some(rank / 2), 0).unwrap().unwrap();
+        assert_eq!(sum(&again, 1), 2, "a part is split as the whole is");
+        assert_eq!(requests.load(Ordering::Relaxed), asked, "of rank {rank}");
+        assert_eq!(group.info().connections, 3, "those of the whole are not touched");
+        group.barrier().unwrap();
+    });
+}
+
+/// What ranks of the whole make by a split is what they make when they meet.
+#[test]
+fn a_part_has_the_fabric_algorithms_and_bits_of_a_group_that_has_met() {
+    const RANKS: u32 = 6;
+    // By rank in the whole: its host, its colour, and the fabric of its part.
+    let rows: [[(u32, u32, Fabric); RANKS as usize]; 2] = [
+        [0, 0, 0, 0, 0, 0].map(|host| (host, 0, Fabric::Shm)),
+        [
+            (0, 0, Fabric::Shm),
+            (0, 0, Fabric::Shm),
+            (1, 1, Fabric::Hybrid),
+            (1, 1, Fabric::Hybrid),
+            (0, 1, Fabric::Hybrid),
+            (2, 1, Fabric::Hybrid),
+        ],
+    ];
+    for row in rows {
+        with_store(FabricChoice::Auto, RANKS, |options, store| {
+            let own = options.world.rank;
+            let (host, colour, fabric) = row[own as usize];
+            let store = Arc::new(Mutex::new(store));
+            let join = |name: &str, rank, world_size| {
+                let mut options = options.clone();
+                options.world = World { rank, world_size, ..options.world };
+                options.world.host = Some(format!("host-{host}"));
+                let store = Box::new(PrefixStore::new(store.clone(), name));
+                Group::join_in(store, &options).unwrap_or_else(|error| panic!("{error}"))
+            };
+            let members: Vec<Rank> = (0..RANKS).filter(|rank| row[*rank as usize].1 == colour).collect();
+            let rank = members.iter().position(|rank| *rank == own).expect("it has a colour");
+            let whole = join("whole", own, RANKS);
+            let part = whole.split(Some(colour), 0).unwrap().unwrap();
+            let met = join(&format!("met-{colour}"), rank as Rank, members.len() as u32);
+            assert_eq!(part.info().fabric, Some(fabric), "colour {colour}");
+            assert_eq!((part.rank(), part.info().hosts), (met.rank(), met.info().hosts));
+            assert_eq!(part.info().fabric, met.info().fabric);
+            for elements in [1, 1000, 50_000] {
+                let bits = |group: &Group| {
+                    let value = |index: u32| 1.0 / (1 + index + 7 * own) as f32;
+                    let mut data: Vec<f32> = (0..elements).map(value).collect();
+                    group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    let bytes = size_of_val(&*data);
+                    let algorithm = group.algorithm_for(Collective::AllReduce, bytes).unwrap();
+                    (algorithm, data.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+                };
+                assert_eq!(bits(&part), bits(&met), "{elements} elements");
+            }
+            whole.barrier().unwrap();
+        });
+    }
+}
 
 /// The sum over a group of one number a rank.
 fn sum(group: &Group, number: u64) -> u64 {
@@ -142,6 +295,7 @@ fn a_rank_alone_is_split_into_itself() {
 }
 
 crate::on_every_fabric!(
+    a_hundred_splits_ask_nothing_of_the_store_and_connect_their_own_pairs,
     rank_0_may_leave_as_soon_as_the_group_is_split,
     ranks_of_a_colour_become_a_group_numbered_by_key_and_the_others_get_none,
     a_part_outlives_the_group_and_its_failure_is_its_own,

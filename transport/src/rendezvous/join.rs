@@ -12,6 +12,7 @@
 //! a rank that is not among them has met nobody, and asks for a seat.
 
 mod beginning;
+mod known_ranks;
 mod reach_error;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::known_ranks::{KnownRanks, OpenedPart};
 use self::reach_error::ReachError;
 use super::deferred_responder::DeferredResponder;
 use super::device_factory::{DeviceFactory, Fabric, FabricChoice};
@@ -75,6 +77,9 @@ pub struct Joined {
     pub addresses: Vec<Address>,
     /// Events that came after `Connected`, for the caller's first poll.
     pub events: Vec<Event>,
+    /// What the ranks know of each other, for parts of this world; `None` for a rank that is alone,
+    /// and where others come later.
+    pub known: Option<KnownRanks>,
     /// The store where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until
     /// the job ends: the store tells processes that come too late that all ranks are there.
     pub store: Option<Box<dyn Store>>,
@@ -230,9 +235,13 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Met, JoinError> {
         protocol.store.fail(&error.to_string(), protocol.limit);
     }
     let Some(outcome) = result? else { return Ok(Met::Late(protocol.store)) };
-    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret } = outcome;
+    let JoinOutcome { fabric, records, ranks_here, ranks_a_processor, hosts, connected, secret } = outcome;
     let Connected { device, events, addresses, listens_outside, .. } = connected;
     let seats = device.info().reach.len() as u32;
+    let known = protocol.founding.is_none().then(|| {
+        let is_asked_for = matches!(protocol.options.fabric, FabricChoice::Only(_));
+        KnownRanks::new(fabric, is_asked_for, secret.clone(), records, hosts.of.clone())
+    });
     let terms = Terms::new(fabric, seats, secret, listens_outside);
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     let joined = Joined {
@@ -246,6 +255,7 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Met, JoinError> {
         device,
         addresses,
         events,
+        known,
         store: Some(protocol.store),
         deadline: protocol.limit,
     };
@@ -293,6 +303,7 @@ fn alone(
                     device,
                     addresses,
                     events,
+                    known: None,
                     store,
                     deadline: now() + options.timeout,
                 });
@@ -351,6 +362,8 @@ const EVENTS: usize = 64;
 /// The result of the protocol.
 struct JoinOutcome {
     fabric: Fabric,
+    /// By place.
+    records: Vec<RankRecord>,
     /// The number of ranks that share this machine's processors.
     ranks_here: u32,
     /// Whether these ranks are more than their processors.
@@ -455,7 +468,7 @@ impl<'a> JoinProtocol<'a> {
             let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
         }
         self.release_store(&mut connected);
-        Ok(Some(JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret }))
+        Ok(Some(JoinOutcome { fabric, records, ranks_here, ranks_a_processor, hosts, connected, secret }))
     }
 
     /// The secret of the devices: the user's, or one for this host that rank 0 makes and puts into
@@ -778,42 +791,12 @@ impl<'a> JoinProtocol<'a> {
         until: Nanos,
         later: &mut Vec<Event>,
     ) -> Result<(), ReachError> {
-        let started = now();
         let address_of = |peer: Rank| &lines[self.place(peer)][1..];
-        let mut missing: Vec<Rank> = match self.only {
+        let peers = match self.only {
             Some(peers) => peers.to_vec(),
             None => self.ranks.iter().copied().filter(|&peer| peer != self.world.rank).collect(),
         };
-        for &peer in &missing {
-            device.connect(peer, &Address(address_of(peer).to_owned()))?;
-        }
-        let mut events = Vec::with_capacity(EVENTS);
-        loop {
-            device.poll(now(), &mut events);
-            let quiet = events.is_empty();
-            for event in events.drain(..) {
-                match event {
-                    Event::Connected { peer } => missing.retain(|&other| other != peer),
-                    Event::PeerLost { peer, cause } => {
-                        return Err(ReachError::lost(peer, address_of(peer), cause));
-                    }
-                    other => later.push(other),
-                }
-            }
-            if missing.is_empty() {
-                return Ok(());
-            }
-            let left = until.since(now());
-            if left.is_zero() {
-                return Err(ReachError::late(missing, self.world.rank, now().since(started), address_of));
-            }
-            if let Some(reason) = self.store.ended() {
-                return Err(ReachError::Ended(reason));
-            }
-            if quiet && let Some(armed) = device.arm() {
-                armed.wait(now(), left.min(POLL_INTERVAL));
-            }
-        }
+        connect_to(device, peers, address_of, (now(), until), &|| self.store.ended(), later)
     }
 
     /// Tells rank 0 that this rank no longer needs the store; rank 0 waits for all ranks, so that
@@ -915,6 +898,49 @@ impl<'a> JoinProtocol<'a> {
                     || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
             }
             _ => true,
+        }
+    }
+}
+
+/// Connects to these peers, which have these addresses, from now until a time, and waits for all
+/// connections. `ended`: why not all come any more, once that is known.
+fn connect_to<'a>(
+    device: &mut dyn Device,
+    mut missing: Vec<Rank>,
+    address_of: impl Fn(Rank) -> &'a str,
+    (started, until): (Nanos, Nanos),
+    ended: &dyn Fn() -> Option<String>,
+    later: &mut Vec<Event>,
+) -> Result<(), ReachError> {
+    for &peer in &missing {
+        device.connect(peer, &Address(address_of(peer).to_owned()))?;
+    }
+    let mut events = Vec::with_capacity(EVENTS);
+    loop {
+        device.poll(now(), &mut events);
+        let quiet = events.is_empty();
+        for event in events.drain(..) {
+            match event {
+                Event::Connected { peer } => missing.retain(|&other| other != peer),
+                Event::PeerLost { peer, cause } => {
+                    return Err(ReachError::lost(peer, address_of(peer), cause));
+                }
+                other => later.push(other),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let left = until.since(now());
+        if left.is_zero() {
+            let (own, waited) = (device.info().rank, now().since(started));
+            return Err(ReachError::late(missing, own, waited, address_of));
+        }
+        if let Some(reason) = ended() {
+            return Err(ReachError::Ended(reason));
+        }
+        if quiet && let Some(armed) = device.arm() {
+            armed.wait(now(), left.min(POLL_INTERVAL));
         }
     }
 }

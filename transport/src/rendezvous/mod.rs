@@ -39,7 +39,9 @@ pub use environment::{
 };
 pub use error::JoinError;
 pub use file::FileStore;
-pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_at, join_over, join_to_some};
+pub use join::{
+    DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, KnownRanks, OpenedPart, join, join_at, join_over, join_to_some,
+};
 pub use listening::NoAddress;
 pub use neighbours::{ProbeListener, ProbeOutcome, probe};
 pub use outside::OutsideError;

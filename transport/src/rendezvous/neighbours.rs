@@ -310,6 +310,19 @@ impl Hosts {
         Self { of: (0..world_size).collect(), separate_pair: None, other_users: None }
     }
 
+    /// The hosts of a part of the ranks, whose hosts have these numbers among all.
+    pub(super) fn of_numbers(numbers: impl Iterator<Item = u32>) -> Self {
+        let mut hosts = Vec::new();
+        let of = numbers.map(|number| {
+            let known = hosts.iter().position(|host| *host == number);
+            known.unwrap_or_else(|| {
+                hosts.push(number);
+                hosts.len() - 1
+            }) as u32
+        });
+        Self { of: of.collect(), separate_pair: None, other_users: None }
+    }
+
     /// The number of hosts.
     pub(super) fn count(&self) -> u32 {
         self.of.iter().max().map_or(0, |last| last + 1)
