@@ -148,7 +148,7 @@ struct Shared {
     /// lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
     /// What the ranks know of each other since they met, for parts of the group.
-    known: Option<KnownRanks>,
+    known: Option<Arc<KnownRanks>>,
     /// In an epoch of a session.
     in_epoch: Option<InEpoch>,
     /// The GPU whose memory the calls work on, if they work on a GPU's memory.
@@ -187,7 +187,7 @@ pub struct Connection {
 #[derive(Default)]
 struct Known {
     /// For the parts of the group, where its ranks have met.
-    ranks: Option<KnownRanks>,
+    ranks: Option<Arc<KnownRanks>>,
     /// By rank: the addresses of the devices, where pairs connect on first use.
     addresses: Vec<Address>,
 }

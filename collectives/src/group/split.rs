@@ -7,28 +7,29 @@
 //! (docs/decisions.md).
 //!
 //! What the ranks of the whole know of each other ([`KnownRanks`]) is taken over by the part: its
-//! hosts, its fabric, its processors and its secret. So the ranks of a part do not meet. Three
-//! all-gathers of the whole are a split:
+//! hosts, its fabric, its processors and its secret. So the ranks of a part do not meet. A split is
+//! two all-gathers of the whole, after which the members of a part connect to each other:
 //!
-//! | round | what a rank says |
+//! | all-gather | what a rank says |
 //! | --- | --- |
-//! | 1 | its colour, its key, how often it has split the group |
-//! | 2 | the address of its device in the part, or why it has none |
-//! | 3 | whether it is connected in the part |
+//! | first | its colour, its key, how often it has split the group |
+//! | second | what it chose for the part, and the address of its device there; or why it has none |
 //!
-//! **Invariants:** all ranks take part in all rounds, whatever has failed at one of them, so the
-//! whole goes on. A rank that was told a failure of a member returns it, so all members have the
-//! part or none. A failure of the whole ends the split on all ranks with the verdict of the whole.
+//! **Invariants:** every rank takes part in both, whatever has failed at it, so the whole goes on.
+//! A rank says in the part where its scratch is when it is connected to its first peers there, and
+//! has its part when it was told that by them. So where all pairs connect, a member that does not
+//! connect leaves no other one with a part. What ends the whole meanwhile is the error on all
+//! ranks.
 //!
-//! In an epoch of a session, and where the part works on a GPU's memory, its ranks meet in the
-//! store where the first group's ranks met.
+//! Members whose memory is that of GPUs compare in the store where the first group's ranks met
+//! whether these reach each other. In an epoch of a session the ranks of a part meet in that store.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pleach_schedule::{RankSpace, SpaceError};
 use pleach_transport::rendezvous::{
-    Fabric, JoinError, JoinOptions, KnownRanks, OpenedPart, PrefixStore, Store, World,
+    Difference, Fabric, JoinError, JoinOptions, KnownRanks, OpenedPart, PrefixStore, Store, World,
 };
 use pleach_transport::{Address, Space, clock};
 use pleach_vocabulary::Rank;
@@ -43,11 +44,12 @@ const SPLIT_MARK: u32 = 0x5350_4c54;
 /// What a rank says first: whether it has a colour, which, its key, how often it has split the
 /// group.
 const WORDS: usize = 4;
-/// What a rank says of its device, in bytes: `+` and the address, or `-` and why there is none.
+/// What a rank says of its device, in bytes: `+` and lines of what members choose for the part
+/// and of the address, or `-` and why there is no device.
 const LINE_BYTES: usize = 256;
 const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
-/// The part of a call's time in which a rank connects: the other ranks wait in the call for it.
-const CONNECT_SHARE: u32 = 2;
+/// The settings that can differ between the members of a part, though the whole agreed on all.
+const CHOSEN: [&str; 2] = ["memory", "topology"];
 
 /// Why a group was not split.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -106,7 +108,7 @@ impl From<SplitError> for CollectiveError {
 impl Group {
     /// A new group of those ranks that pass the same colour, numbered by their keys, and where
     /// those are equal as they are numbered here. `None` takes part in the call and in no new
-    /// group. All ranks call it, and it returns when all new groups are there.
+    /// group. All ranks call it, and it returns when this rank's new group is there.
     ///
     /// The new group is independent of this one: it may be used at the same time by other threads,
     /// its failure ends no call here nor this group's there, and it stays when this one is closed.
@@ -172,8 +174,7 @@ impl Group {
         options: &Options,
         signal_slots: usize,
     ) -> Result<Option<Self>, SplitError> {
-        let is_kept = self.shared.in_epoch.is_none() && options.space == Space::Host;
-        let known = self.shared.known.as_ref().filter(|_| is_kept);
+        let known = self.shared.known.as_ref().filter(|_| self.shared.in_epoch.is_none());
         if known.is_none() && self.shared.store.is_none() && self.world_size() > 1 {
             return Err(SplitError::NoStore);
         }
@@ -184,7 +185,7 @@ impl Group {
         plain.gather_words(&own, &mut all)?;
         let division = colour.map(|colour| self.division(colour, &all, options, signal_slots));
         if let Some(known) = known {
-            return plain.make_known(known, division);
+            return plain.make_known(known, division.as_ref(), options.space != Space::Host);
         }
         let part = division.map(|division| self.meet(&division)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have
@@ -216,29 +217,36 @@ impl Group {
         Division { colour, name, members, options, settings }
     }
 
-    /// Makes the parts of ranks that know each other; see the module.
-    fn make_known(&self, known: &KnownRanks, division: Option<Division>) -> Result<Option<Self>, SplitError> {
-        let opened = division.as_ref().map(|division| division.open(known));
-        let own =
-            opened.as_ref().map_or([0; LINE_WORDS], |opened| line(opened.as_ref().map(Opened::address)));
+    /// Makes the parts of ranks that know each other; see the module. `compares`: the members
+    /// compare in the store.
+    fn make_known(
+        &self,
+        known: &KnownRanks,
+        division: Option<&Division>,
+        compares: bool,
+    ) -> Result<Option<Self>, SplitError> {
+        let opened = division.map(|division| division.open(known));
+        let own = division.zip(opened.as_ref());
+        let own = own.map_or([0; LINE_WORDS], |(division, opened)| {
+            let said = opened.as_ref().map(|opened| division.said(opened.device.address()));
+            line(said.as_deref().map_err(|error| *error))
+        });
         let mut lines = vec![0; LINE_WORDS * self.world_size() as usize];
         self.gather_words(&own, &mut lines)?;
-        let part = division.as_ref().zip(opened).map(|(division, opened)| {
-            let addresses = division.addresses(known, &lines);
-            opened.and_then(|opened| self.connect(division, opened, addresses?))
+        let addresses = division.map(|division| division.addresses(&lines, division.fabric(known)));
+        // Ranks that chose differently do not know alike whether they compare.
+        let differs = matches!(addresses, Some(Err(JoinGroupError::Join(JoinError::Differs(_)))));
+        let part = division.zip(opened.zip(addresses)).map(|(division, (opened, addresses))| {
+            let part = opened.and_then(|opened| self.connect(division, opened, addresses?));
+            part.map_err(|source| division.error(source))
         });
-        let mut all = vec![0; self.world_size() as usize];
-        self.gather_words(&[u64::from(matches!(part, Some(Err(_))))], &mut all)?;
-        let (Some(division), Some(part)) = (division, part) else { return Ok(None) };
-        let failed = division.members.iter().position(|rank| all[*rank as usize] != 0);
-        let part = part.and_then(|part| match failed {
-            None => Ok(part),
-            Some(rank) => {
-                let reason = "it did not connect to all other ranks: look at what it says".to_owned();
-                Err(JoinError::Fabric { fabric: division.fabric(known), rank: rank as Rank, reason }.into())
-            }
-        });
-        part.map(Some).map_err(|source| division.error(source))
+        let has_failed = matches!(part, Some(Err(_))) && self.shared.driver.board().has_failed();
+        if (compares && !differs) || has_failed {
+            // The store is gone with rank 0, which may leave as soon as it returns; and a group that
+            // has failed says why.
+            self.barrier()?;
+        }
+        part.transpose()
     }
 
     /// Connects to the members of a part.
@@ -249,13 +257,12 @@ impl Group {
         addresses: Vec<Address>,
     ) -> Result<Self, JoinGroupError> {
         let options = &division.options;
-        let limit = options.join_timeout.min(self.timeout / CONNECT_SHARE);
         let whole = self.shared.driver.board();
         let ended = || whole.has_failed().then(|| "the group that is split has failed".to_owned());
-        let Opened { device, board } = opened;
-        let mut joined = device.connect(addresses, first_peers(options), clock::now() + limit, ended)?;
+        let deadline = clock::now() + options.join_timeout;
+        let mut joined = opened.device.connect(addresses, first_peers(options), deadline, ended)?;
         joined.store = self.store_of(&division.name);
-        Ok(Self::joined(joined, board, options, Origin::Job)?)
+        Ok(Self::joined(joined, opened.board, options, Origin::Job)?)
     }
 
     /// The place in this group's store where the ranks of a part meet.
@@ -311,12 +318,6 @@ struct Opened {
     board: Arc<StatusBoard>,
 }
 
-impl Opened {
-    fn address(&self) -> &Address {
-        self.device.address()
-    }
-}
-
 impl Division {
     fn fabric(&self, known: &KnownRanks) -> Fabric {
         known.part(&self.members, &self.name).fabric()
@@ -324,27 +325,52 @@ impl Division {
 
     /// Opens the device of this rank.
     fn open(&self, known: &KnownRanks) -> Result<Opened, JoinGroupError> {
+        expect_memory(self.options.space)?;
         let board = board_of(&self.options);
         let known = known.part(&self.members, &self.name);
         let device = known.open(&self.options.world, &self.settings, board.clone(), board.relays())?;
         Ok(Opened { device, board })
     }
 
-    /// The addresses of the members, by rank in the part, from the lines of all ranks.
-    fn addresses(&self, known: &KnownRanks, lines: &[u64]) -> Result<Vec<Address>, JoinGroupError> {
-        let address = |(rank, member): (usize, &Rank)| {
+    /// What this rank chose for the part.
+    fn chosen(&self) -> [&str; CHOSEN.len()] {
+        let value = |name| self.settings.knobs.iter().find(|(known, _)| known == name);
+        CHOSEN.map(|name| value(name).map_or("not set", |(_, value)| value.as_str()))
+    }
+
+    /// What this rank says of its device, which has this address.
+    fn said(&self, address: &Address) -> String {
+        let chosen = self.chosen();
+        chosen.into_iter().chain([&*address.0]).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The addresses of the members, by rank in the part, from the lines of all ranks of the whole.
+    fn addresses(&self, lines: &[u64], fabric: Fabric) -> Result<Vec<Address>, JoinGroupError> {
+        let (own, chosen) = (self.options.world.rank, self.chosen());
+        let address = |(rank, member): (Rank, &Rank)| {
             let line = &lines[LINE_WORDS * *member as usize..][..LINE_WORDS];
-            let line: Vec<u8> = line.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let line = String::from_utf8_lossy(line.split(|byte| *byte == 0).next().unwrap_or_default());
-            match line.strip_prefix('+') {
-                Some(address) => Ok(Address(address.to_owned())),
-                None => {
-                    let reason = line.strip_prefix('-').unwrap_or(&line).to_owned();
-                    Err(JoinError::Fabric { fabric: self.fabric(known), rank: rank as Rank, reason }.into())
+            let bytes: Vec<u8> = line.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let line = String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default());
+            let Some(said) = line.strip_prefix('+') else {
+                let reason = line.strip_prefix('-').unwrap_or(&line).to_owned();
+                return Err(JoinError::Fabric { fabric, rank, reason });
+            };
+            let mut said = said.split('\n');
+            for (setting, value) in CHOSEN.into_iter().zip(chosen) {
+                let theirs = said.next().unwrap_or_default();
+                if theirs != value {
+                    let (first, second) = ((rank, theirs.to_owned()), (own, value.to_owned()));
+                    return Err(JoinError::Differs(Difference {
+                        setting: setting.to_owned(),
+                        first,
+                        second,
+                    }));
                 }
             }
+            Ok(Address(said.next().unwrap_or_default().to_owned()))
         };
-        self.members.iter().enumerate().map(address).collect()
+        let addresses: Result<_, JoinError> = (0..).zip(&self.members).map(address).collect();
+        Ok(addresses?)
     }
 
     fn error(&self, source: JoinGroupError) -> SplitError {
@@ -353,11 +379,11 @@ impl Division {
     }
 }
 
-/// What a rank says of its device in a part.
-fn line(address: Result<&Address, &JoinGroupError>) -> [u64; LINE_WORDS] {
-    let text = match address {
-        Ok(address) if address.0.len() < LINE_BYTES => format!("+{}", address.0),
-        Ok(address) => format!("-its address is longer than {} bytes: {}", LINE_BYTES - 1, address.0),
+/// What a rank says of its device in a part, or why it has none.
+fn line(said: Result<&str, &JoinGroupError>) -> [u64; LINE_WORDS] {
+    let text = match said {
+        Ok(said) if said.len() < LINE_BYTES => format!("+{said}"),
+        Ok(said) => format!("-its address is too long: {said}"),
         Err(JoinGroupError::Join(JoinError::Fabric { reason, .. })) => format!("-{reason}"),
         Err(error) => format!("-{error}"),
     };
@@ -381,7 +407,46 @@ fn members(all: &[u64], colour: u32) -> Vec<Rank> {
 
 #[cfg(test)]
 mod tests {
+    use pleach_transport::rendezvous::DEFAULT_JOIN_TIMEOUT;
+
     use super::*;
+
+    /// A part of ranks 2 and 0, as its rank 1 sees it, whose members chose this memory.
+    fn division(memory: &str) -> Division {
+        let world = World { rank: 1, world_size: 2, ..World::alone() };
+        let options = Options::new(world);
+        let knobs = [("memory", memory), ("topology", "none"), ("algorithm", "auto")];
+        let settings = JoinOptions {
+            fabric: options.fabric,
+            knobs: knobs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
+            signal_slots: 1,
+            timeout: DEFAULT_JOIN_TIMEOUT,
+        };
+        Division { colour: 7, name: "s0-7".to_owned(), members: vec![2, 0], options, settings }
+    }
+
+    #[test]
+    fn members_have_the_addresses_of_the_part_by_rank_and_learn_what_others_say_instead() {
+        let own = division("host");
+        let said = |address: &str| own.said(&Address(address.to_owned()));
+        let (first, last) = (said("host:0-0 unix:ab 127.0.0.1:1"), said("127.0.0.1:2"));
+        // Rank 1 of the whole is in no part.
+        let addresses = |last: Result<&str, &JoinGroupError>| {
+            let lines = [line(Ok(&first)), [0; LINE_WORDS], line(last)].concat();
+            own.addresses(&lines, Fabric::Tcp).map_err(|error| error.to_string())
+        };
+        let expected = ["127.0.0.1:2", "host:0-0 unix:ab 127.0.0.1:1"].map(|text| Address(text.to_owned()));
+        assert_eq!(addresses(Ok(&last)).expect("all have devices"), expected);
+        let other = division("cuda").said(&Address("127.0.0.1:2".to_owned()));
+        let error = addresses(Ok(&other)).expect_err("memories differ");
+        assert!(error.contains("memory is cuda at rank 0 and host at rank 1"), "{error}");
+        let refused =
+            JoinError::Fabric { fabric: Fabric::Tcp, rank: 5, reason: "no port is free".to_owned() };
+        let error = addresses(Err(&refused.into())).expect_err("it has no device");
+        assert!(error.contains("rank 0") && error.contains("no port is free"), "{error}");
+        let error = addresses(Ok(&said(&"x".repeat(LINE_BYTES)))).expect_err("it does not fit");
+        assert!(error.contains("too long"), "{error}");
+    }
 
     #[test]
     fn members_come_by_key_then_by_rank_and_only_those_of_the_colour() {

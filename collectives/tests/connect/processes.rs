@@ -100,8 +100,10 @@ fn fail_beside_part(group: &Group, killed: u32) -> CollectiveError {
     };
     expect_sum();
     println!("\nSPLIT");
-    while rank == killed {
-        std::thread::park();
+    if rank == killed {
+        loop {
+            std::thread::park();
+        }
     }
     let is_in_part = rank % 2 == killed % 2;
     if is_in_part {

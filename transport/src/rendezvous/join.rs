@@ -79,7 +79,7 @@ pub struct Joined {
     pub events: Vec<Event>,
     /// What the ranks know of each other, for parts of this world; `None` for a rank that is alone,
     /// and where others come later.
-    pub known: Option<KnownRanks>,
+    pub known: Option<Arc<KnownRanks>>,
     /// The store where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until
     /// the job ends: the store tells processes that come too late that all ranks are there.
     pub store: Option<Box<dyn Store>>,
@@ -240,7 +240,7 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Met, JoinError> {
     let seats = device.info().reach.len() as u32;
     let known = protocol.founding.is_none().then(|| {
         let is_asked_for = matches!(protocol.options.fabric, FabricChoice::Only(_));
-        KnownRanks::new(fabric, is_asked_for, secret.clone(), records, hosts.of.clone())
+        Arc::new(KnownRanks::new(fabric, is_asked_for, secret.clone(), records, hosts.of.clone()))
     });
     let terms = Terms::new(fabric, seats, secret, listens_outside);
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);

@@ -166,9 +166,58 @@ impl OpenedPart {
             device: self.device,
             addresses,
             events,
-            known: Some(self.known),
+            known: Some(Arc::new(self.known)),
             store: None,
             deadline,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(fabric: Fabric, is_asked_for: bool, hosts: &[u32]) -> KnownRanks {
+        let record = || RankRecord::own(hosts.len() as u32, None, None, None, &[]);
+        let records = hosts.iter().map(|_| record()).collect();
+        KnownRanks::new(fabric, is_asked_for, Secret::fresh(), records, hosts.to_vec())
+    }
+
+    #[test]
+    fn a_part_has_the_fabric_of_its_hosts_unless_the_caller_named_one() {
+        use Fabric::{Hybrid, HybridVerbs, Shm, Tcp, Verbs};
+        let hosts = [0, 0, 1, 2, 2];
+        // Members; the fabric where sockets join hosts, and where RDMA does; hosts.
+        let rows: [(&[Rank], [Fabric; 2], &[u32]); 5] = [
+            (&[0, 1], [Shm, Shm], &[0, 0]),
+            (&[4, 3], [Shm, Shm], &[0, 0]),
+            (&[4, 2, 0], [Tcp, Verbs], &[0, 1, 2]),
+            (&[3, 4, 1], [Hybrid, HybridVerbs], &[0, 0, 1]),
+            (&[2], [Shm, Shm], &[0]),
+        ];
+        for (members, fabrics, numbers) in rows {
+            for (whole, expected) in [Hybrid, HybridVerbs].into_iter().zip(fabrics) {
+                let part = known(whole, false, &hosts).part(members, "s0-0");
+                assert_eq!((part.fabric(), &*part.hosts), (expected, numbers), "{members:?}");
+                let part = known(whole, true, &hosts).part(members, "s0-0");
+                assert_eq!((part.fabric(), &*part.hosts), (whole, numbers), "{members:?}");
+            }
+            for whole in [Shm, Tcp, Verbs] {
+                assert_eq!(known(whole, false, &hosts).part(members, "s0-0").fabric(), whole);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_have_secrets_of_their_own_which_all_members_derive_alike() {
+        let whole = known(Fabric::Tcp, false, &[0, 1, 2]);
+        let secret = |members: &[Rank], name: &str| whole.part(members, name).secret.as_bytes().to_vec();
+        let first = secret(&[0, 1], "s0-0");
+        assert_eq!(first, secret(&[0, 1], "s0-0"));
+        assert_ne!(first, secret(&[0, 1], "s1-0"));
+        assert_ne!(first, whole.secret.as_bytes());
+        assert!(whole.part(&[0, 1], "s0-0").secret.is_of_this_host());
+        let again = whole.part(&[0, 1], "s0-0").part(&[0, 1], "s0-0");
+        assert_ne!(first, again.secret.as_bytes());
     }
 }
