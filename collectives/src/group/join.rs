@@ -131,14 +131,14 @@ pub(crate) fn meet(
 }
 
 /// The board of this rank in a group of its own.
-pub(super) fn board_of(options: &Options) -> Arc<StatusBoard> {
+pub(crate) fn board_of(options: &Options) -> Arc<StatusBoard> {
     let World { rank, world_size, .. } = options.world;
     let is_on_use = connects(options) == Connect::OnUse && world_size > 1;
     Arc::new(if is_on_use { StatusBoard::on_use(rank, world_size) } else { StatusBoard::new(rank) })
 }
 
 /// The peers to which this rank is connected from the beginning, in a group of its own.
-pub(super) fn first_peers(options: &Options) -> Vec<Rank> {
+pub(crate) fn first_peers(options: &Options) -> Vec<Rank> {
     let World { rank, world_size, .. } = options.world;
     if connects(options) == Connect::OnUse {
         return neighbours(rank, world_size);

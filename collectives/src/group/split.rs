@@ -8,17 +8,18 @@
 //!
 //! What the ranks of the whole know of each other ([`KnownRanks`]) is taken over by the part: its
 //! hosts, its fabric, its processors and its secret. So the ranks of a part do not meet. A split is
-//! two all-gathers of the whole, after which the members of a part connect to each other:
+//! two all-gathers of the whole, the connections of the part, and a barrier of the whole:
 //!
-//! | all-gather | what a rank says |
+//! | call | what a rank says |
 //! | --- | --- |
-//! | first | its colour, its key, how often it has split the group |
-//! | second | what it chose for the part, and the address of its device there; or why it has none |
+//! | all-gather | its colour, its key, how often it has split the group |
+//! | all-gather | what it chose for the part, and the address of its device there; or why it has none |
+//! | barrier | that it has its part, or has given it up |
 //!
-//! **Invariants:** every rank takes part in both, whatever has failed at it, so the whole goes on.
-//! A rank says in the part where its scratch is when it is connected to its first peers there, and
-//! has its part when it was told that by them. So where all pairs connect, a member that does not
-//! connect leaves no other one with a part. What ends the whole meanwhile is the error on all
+//! **Invariants:** every rank takes part in all three, whatever has failed at it, so the whole goes
+//! on. A rank says in the part where its scratch is when it is connected to its first peers there,
+//! and has its part when it was told that by them. So where all pairs connect, a member that does
+//! not connect leaves no other one with a part. What ends the whole meanwhile is the error on all
 //! ranks.
 //!
 //! Members whose memory is that of GPUs compare in the store where the first group's ranks met
@@ -48,6 +49,8 @@ const WORDS: usize = 4;
 /// and of the address, or `-` and why there is no device.
 const LINE_BYTES: usize = 256;
 const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
+/// The part of a call's time in which a rank connects: the other ranks wait in the call for it.
+const CONNECT_SHARE: u32 = 2;
 /// The settings that can differ between the members of a part, though the whole agreed on all.
 const CHOSEN: [&str; 2] = ["memory", "topology"];
 
@@ -108,7 +111,7 @@ impl From<SplitError> for CollectiveError {
 impl Group {
     /// A new group of those ranks that pass the same colour, numbered by their keys, and where
     /// those are equal as they are numbered here. `None` takes part in the call and in no new
-    /// group. All ranks call it, and it returns when this rank's new group is there.
+    /// group. All ranks call it, and it returns when all new groups are there.
     ///
     /// The new group is independent of this one: it may be used at the same time by other threads,
     /// its failure ends no call here nor this group's there, and it stays when this one is closed.
@@ -185,7 +188,7 @@ impl Group {
         plain.gather_words(&own, &mut all)?;
         let division = colour.map(|colour| self.division(colour, &all, options, signal_slots));
         if let Some(known) = known {
-            return plain.make_known(known, division.as_ref(), options.space != Space::Host);
+            return plain.make_known(known, division.as_ref());
         }
         let part = division.map(|division| self.meet(&division)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have
@@ -217,13 +220,11 @@ impl Group {
         Division { colour, name, members, options, settings }
     }
 
-    /// Makes the parts of ranks that know each other; see the module. `compares`: the members
-    /// compare in the store.
+    /// Makes the parts of ranks that know each other; see the module.
     fn make_known(
         &self,
         known: &KnownRanks,
         division: Option<&Division>,
-        compares: bool,
     ) -> Result<Option<Self>, SplitError> {
         let opened = division.map(|division| division.open(known));
         let own = division.zip(opened.as_ref());
@@ -233,19 +234,16 @@ impl Group {
         });
         let mut lines = vec![0; LINE_WORDS * self.world_size() as usize];
         self.gather_words(&own, &mut lines)?;
-        let addresses = division.map(|division| division.addresses(&lines, division.fabric(known)));
-        // Ranks that chose differently do not know alike whether they compare.
-        let differs = matches!(addresses, Some(Err(JoinGroupError::Join(JoinError::Differs(_)))));
-        let part = division.zip(opened.zip(addresses)).map(|(division, (opened, addresses))| {
-            let part = opened.and_then(|opened| self.connect(division, opened, addresses?));
+        let part = division.zip(opened).map(|(division, opened)| {
+            let part = opened.and_then(|opened| {
+                let addresses = division.addresses(&lines, division.fabric(known))?;
+                self.connect(division, opened, addresses)
+            });
             part.map_err(|source| division.error(source))
         });
-        let has_failed = matches!(part, Some(Err(_))) && self.shared.driver.board().has_failed();
-        if (compares && !differs) || has_failed {
-            // The store is gone with rank 0, which may leave as soon as it returns; and a group that
-            // has failed says why.
-            self.barrier()?;
-        }
+        // A rank may leave its part as soon as it returns, and the store with it: all have theirs
+        // by then. A whole that has failed meanwhile says why.
+        self.barrier()?;
         part.transpose()
     }
 
@@ -259,7 +257,7 @@ impl Group {
         let options = &division.options;
         let whole = self.shared.driver.board();
         let ended = || whole.has_failed().then(|| "the group that is split has failed".to_owned());
-        let deadline = clock::now() + options.join_timeout;
+        let deadline = clock::now() + options.join_timeout.min(self.timeout / CONNECT_SHARE);
         let mut joined = opened.device.connect(addresses, first_peers(options), deadline, ended)?;
         joined.store = self.store_of(&division.name);
         Ok(Self::joined(joined, opened.board, options, Origin::Job)?)

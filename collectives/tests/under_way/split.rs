@@ -66,7 +66,7 @@ fn with_store(fabric: FabricChoice, ranks: u32, body: impl Fn(&Options, Box<dyn 
     let folder = Folder::new();
     thread::scope(|scope| {
         for rank in 0..ranks {
-            let (folder, body, fabric) = (&folder, &body, fabric.clone());
+            let (folder, body) = (&folder, &body);
             scope.spawn(move || {
                 let mut options = Options::new(world(rank, ranks, &folder.0));
                 options.fabric = fabric;

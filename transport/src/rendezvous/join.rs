@@ -238,10 +238,10 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Met, JoinError> {
     let JoinOutcome { fabric, records, ranks_here, ranks_a_processor, hosts, connected, secret } = outcome;
     let Connected { device, events, addresses, listens_outside, .. } = connected;
     let seats = device.info().reach.len() as u32;
-    let known = protocol.founding.is_none().then(|| {
-        let is_asked_for = matches!(protocol.options.fabric, FabricChoice::Only(_));
-        Arc::new(KnownRanks::new(fabric, is_asked_for, secret.clone(), records, hosts.of.clone()))
-    });
+    let known = protocol
+        .founding
+        .is_none()
+        .then(|| KnownRanks::new(fabric, protocol.options.fabric, secret.clone(), records, hosts.of.clone()));
     let terms = Terms::new(fabric, seats, secret, listens_outside);
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     let joined = Joined {
@@ -362,7 +362,6 @@ const EVENTS: usize = 64;
 /// The result of the protocol.
 struct JoinOutcome {
     fabric: Fabric,
-    /// By place.
     records: Vec<RankRecord>,
     /// The number of ranks that share this machine's processors.
     ranks_here: u32,
@@ -902,8 +901,7 @@ impl<'a> JoinProtocol<'a> {
     }
 }
 
-/// Connects to these peers, which have these addresses, from now until a time, and waits for all
-/// connections. `ended`: why not all come any more, once that is known.
+/// Connects to these peers and waits for all connections. `ended`: why not all come any more.
 fn connect_to<'a>(
     device: &mut dyn Device,
     mut missing: Vec<Rank>,

@@ -311,7 +311,7 @@ impl Hosts {
     }
 
     /// The hosts of a part of the ranks, whose hosts have these numbers among all.
-    pub(super) fn of_numbers(numbers: impl Iterator<Item = u32>) -> Self {
+    pub(crate) fn of_numbers(numbers: impl Iterator<Item = u32>) -> Self {
         let mut hosts = Vec::new();
         let of = numbers.map(|number| {
             let known = hosts.iter().position(|host| *host == number);

@@ -188,7 +188,7 @@ impl RankRecord {
     }
 
     /// What is of use once all ranks have compared their records.
-    pub(super) fn of_known_rank(self) -> Self {
+    pub(crate) fn of_known_rank(self) -> Self {
         Self { probe_listener: None, knobs: Vec::new(), ..self }
     }
 

@@ -18,8 +18,8 @@
 use std::sync::Arc;
 
 use super::{
-    CONNECT_ON_USE_LIMIT, Fabric, Hosts, JoinError, JoinOptions, Joined, RankRecord, World, config,
-    connect_to, listening_address, ranks_a_processor,
+    CONNECT_ON_USE_LIMIT, Fabric, FabricChoice, Hosts, JoinError, JoinOptions, Joined, RankRecord, World,
+    config, connect_to, listening_address, ranks_a_processor,
 };
 use crate::auth::Secret;
 use crate::clock::now;
@@ -46,13 +46,14 @@ pub struct KnownRanks {
 impl KnownRanks {
     pub(super) fn new(
         fabric: Fabric,
-        is_asked_for: bool,
+        asked: FabricChoice,
         secret: Secret,
         records: Vec<RankRecord>,
         hosts: Vec<u32>,
-    ) -> Self {
+    ) -> Arc<Self> {
+        let is_asked_for = matches!(asked, FabricChoice::Only(_));
         let records = records.into_iter().map(|record| Arc::new(record.of_known_rank())).collect();
-        Self { fabric, is_asked_for, secret, records, hosts }
+        Arc::new(Self { fabric, is_asked_for, secret, records, hosts })
     }
 
     /// What these ranks know of each other as a part of this name, in which they have other
@@ -177,10 +178,10 @@ impl OpenedPart {
 mod tests {
     use super::*;
 
-    fn known(fabric: Fabric, is_asked_for: bool, hosts: &[u32]) -> KnownRanks {
+    fn known(fabric: Fabric, asked: FabricChoice, hosts: &[u32]) -> Arc<KnownRanks> {
         let record = || RankRecord::own(hosts.len() as u32, None, None, None, &[]);
         let records = hosts.iter().map(|_| record()).collect();
-        KnownRanks::new(fabric, is_asked_for, Secret::fresh(), records, hosts.to_vec())
+        KnownRanks::new(fabric, asked, Secret::fresh(), records, hosts.to_vec())
     }
 
     #[test]
@@ -197,20 +198,20 @@ mod tests {
         ];
         for (members, fabrics, numbers) in rows {
             for (whole, expected) in [Hybrid, HybridVerbs].into_iter().zip(fabrics) {
-                let part = known(whole, false, &hosts).part(members, "s0-0");
+                let part = known(whole, FabricChoice::Auto, &hosts).part(members, "s0-0");
                 assert_eq!((part.fabric(), &*part.hosts), (expected, numbers), "{members:?}");
-                let part = known(whole, true, &hosts).part(members, "s0-0");
+                let part = known(whole, FabricChoice::Only(whole), &hosts).part(members, "s0-0");
                 assert_eq!((part.fabric(), &*part.hosts), (whole, numbers), "{members:?}");
             }
             for whole in [Shm, Tcp, Verbs] {
-                assert_eq!(known(whole, false, &hosts).part(members, "s0-0").fabric(), whole);
+                assert_eq!(known(whole, FabricChoice::Auto, &hosts).part(members, "s0-0").fabric(), whole);
             }
         }
     }
 
     #[test]
     fn parts_have_secrets_of_their_own_which_all_members_derive_alike() {
-        let whole = known(Fabric::Tcp, false, &[0, 1, 2]);
+        let whole = known(Fabric::Tcp, FabricChoice::Auto, &[0, 1, 2]);
         let secret = |members: &[Rank], name: &str| whole.part(members, name).secret.as_bytes().to_vec();
         let first = secret(&[0, 1], "s0-0");
         assert_eq!(first, secret(&[0, 1], "s0-0"));
