@@ -26,7 +26,7 @@
 #define PLEACH_ROUND_INITIALIZER { sizeof(pleachRound_t), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* The limits and the patience of a session, all of them the defaults. */
-#define PLEACH_ELASTIC_INITIALIZER { sizeof(pleachElastic_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define PLEACH_ELASTIC_INITIALIZER { sizeof(pleachElastic_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* A verdict to be filled by pleachSessionCommit. */
 #define PLEACH_VERDICT_INITIALIZER { sizeof(pleachVerdict_t), 0, 0, 0, 0, 0, 0, 0, { 0 } }
@@ -224,6 +224,9 @@
 
 // Another process has taken the seat.
 #define pleachReasonReplaced 4
+
+// Another process of its unit has left, for whichever reason.
+#define pleachReasonUnit 5
 
 // Processes that join read the states before their first step, for which the members wait.
 #define pleachHealBoundary 0
@@ -591,9 +594,9 @@ typedef pleachSession *pleachSession_t;
 typedef struct {
   // sizeof(pleachElastic_t).
   size_t size;
-  // Steps are made by so many members or more; 1 by default.
+  // Steps are made by so many members or more; one unit by default.
   uint32_t fewest;
-  // Members at most; 64 by default.
+  // Members at most; 64 by default, or the next lower multiple of `unit`.
   uint32_t most;
   // After what silence a member is suspected, in milliseconds; 2000 by default.
   uint64_t suspectAfterMs;
@@ -614,6 +617,9 @@ typedef struct {
   // When processes that join read the states: pleachHealBoundary by default, or
   // pleachHealHidden.
   int heal;
+  // So many seats make a unit, whose members come and go together: seats 0 to `unit - 1`, and so
+  // on. `fewest` and `most` are multiples of it. 1 by default.
+  uint32_t unit;
   // A name of the program, with all that has to be equal on all members. A process with another
   // name does not join. The name of the executable by default.
   const char *program;
@@ -661,7 +667,7 @@ typedef struct {
 typedef struct {
   // Its stable number. Processes that follow each other may have the same one.
   int seat;
-  // Why it left: one of the constants pleachReasonNone to pleachReasonReplaced.
+  // Why it left: one of the constants pleachReasonNone to pleachReasonUnit.
   int reason;
   // Random bits that tell the process from others on its seat.
   uint64_t incarnation;

@@ -60,6 +60,8 @@ pub const pleachReasonUnreachable: c_int = 2;
 pub const pleachReasonLeft: c_int = 3;
 /// Another process has taken the seat.
 pub const pleachReasonReplaced: c_int = 4;
+/// Another process of its unit has left, for whichever reason.
+pub const pleachReasonUnit: c_int = 5;
 
 /// A process of a session.
 #[repr(C)]
@@ -67,7 +69,7 @@ pub const pleachReasonReplaced: c_int = 4;
 pub struct pleachMember_t {
     /// Its stable number. Processes that follow each other may have the same one.
     pub seat: c_int,
-    /// Why it left: one of the constants pleachReasonNone to pleachReasonReplaced.
+    /// Why it left: one of the constants pleachReasonNone to pleachReasonUnit.
     pub reason: c_int,
     /// Random bits that tell the process from others on its seat.
     pub incarnation: u64,
@@ -106,6 +108,7 @@ fn reason_of(reason: Reason) -> c_int {
         Reason::Unreachable => pleachReasonUnreachable,
         Reason::Left => pleachReasonLeft,
         Reason::Replaced => pleachReasonReplaced,
+        Reason::Unit => pleachReasonUnit,
         Reason::Joined => pleachReasonNone,
     }
 }
