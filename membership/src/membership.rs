@@ -121,7 +121,7 @@ impl Membership {
         detector.enter(first.as_ref().map_or(&[][..], |record| record.members()));
         Self {
             maker: options.maker,
-            unit: Unit(options.unit),
+            unit: Unit::of_seats(options.unit),
             entry: Entry::of_first(first.clone()),
             participant: Participant::new(process, options.maker, first),
             detector,

@@ -24,9 +24,13 @@ pub(crate) struct Plan {
 
 /// How many seats make a unit, whose members come and go together: seats 0 to `n - 1`, and so on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unit(pub(crate) NonZeroU32);
+pub(crate) struct Unit(NonZeroU32);
 
 impl Unit {
+    pub(crate) fn of_seats(seats: NonZeroU32) -> Self {
+        Self(seats)
+    }
+
     /// The number of the unit that a process is of.
     pub(crate) fn of(self, process: Process) -> u32 {
         process.seat.0 / self.0

@@ -479,7 +479,8 @@ impl Healing {
     }
 
     /// Compares the hash of all states, which this process may not have, with those that are still
-    /// members of these and have the same states, before a step. All find the same. False: the epoch is over before.
+    /// members of these and have the same states, before a step. All find the same. False: the
+    /// epoch is over before.
     pub(crate) fn audit(&self, step: u64, own: Option<u64>, among: &Record) -> Result<bool, SessionError> {
         let others: Vec<Process> = self.others().into_iter().filter(|other| among.contains(*other)).collect();
         self.say(&others, Said::Audit { step, hash: own });

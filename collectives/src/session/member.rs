@@ -520,8 +520,7 @@ impl Member {
         }
         self.send(state);
         self.stop_engine(state);
-        self.give_up_without_quorum(state, now);
-        self.give_up_without_store(state, now);
+        self.give_up_without_record(state, now);
         if !state.has_given_up && state.all_leave() && state.lacks_quorum() {
             // The others have gone, and this process is about to.
             self.give_up(state, "all members leave");
@@ -816,19 +815,6 @@ impl Member {
         }
     }
 
-    /// Ends what waits for members that are too few to go on.
-    fn give_up_without_quorum(&self, state: &mut State, now: Nanos) {
-        if !state.has_given_up && state.membership.has_lost_every_unit(self.elastic.quorum_wait) {
-            state.has_lost_units = true;
-            return self.give_up(state, "no unit of members is whole");
-        }
-        let Some((.., since)) = state.no_quorum else { return };
-        if state.has_given_up || now.since(since) < self.elastic.quorum_wait {
-            return;
-        }
-        self.give_up(state, "too few members answer");
-    }
-
     /// Severs all others and ends the group: this process takes part in nothing any more.
     pub(crate) fn give_up(&self, state: &mut State, cause: &str) {
         state.has_given_up = true;
@@ -968,21 +954,6 @@ impl State {
 
     pub(crate) fn broken(&self) -> Option<io::Error> {
         self.broken.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
-    }
-
-    /// Whether too few members answer to agree on a record, or there are none to agree on.
-    pub(crate) fn lacks_quorum(&self) -> bool {
-        self.no_quorum.is_some() || self.membership.has_lost_every_unit(Duration::ZERO)
-    }
-
-    /// Whether this process has given up because no unit is whole.
-    pub(crate) fn has_lost_units(&self) -> bool {
-        self.has_lost_units
-    }
-
-    /// After this process has given up: who answered, of how many.
-    pub(crate) fn without_quorum(&self) -> Option<(usize, usize)> {
-        self.no_quorum.filter(|_| self.has_given_up).map(|(answered, members, _)| (answered, members))
     }
 
     /// A step that was repeated too often by the same members, and how often. Told once.

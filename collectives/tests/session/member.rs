@@ -373,6 +373,21 @@ fn say_change(step: u64, change: &Change) {
     say(&format!("retry {step} {} {} {left} {members} {change}", change.from, change.epoch));
 }
 
+/// The update of a step that these seats have committed.
+fn apply(applied: &mut [u64], settings: &Settings, seat: u32, step: u64, bits: u64) {
+    let last = applied.len() - 1;
+    assert_eq!(applied[0], applied[last], "all of the state is there");
+    let next = applied[0].wrapping_mul(31).wrapping_add(step << 8 | bits);
+    (applied[0], applied[last]) = (next, next);
+    applied[last / 2] += u64::from(settings.errs == Some((seat, step)));
+    if settings.unit > 1 {
+        // Equal on those of one place in their units, who read it from each other.
+        let place = u64::from(seat % settings.unit) + 1;
+        assert!(step == 0 || applied[last - 1] == place, "the state of another place");
+        applied[last - 1] = place;
+    }
+}
+
 fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     if settings.is_on_gpu {
         return gpu_member::make_steps(session, seat, settings, enough);
@@ -435,20 +450,7 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
         }
         match verdict {
             Ok(Verdict::Committed) => {
-                let errs = settings.errs == Some((seat, step));
-                applied.update(|applied| {
-                    let last = applied.len() - 1;
-                    assert_eq!(applied[0], applied[last], "all of the state is there");
-                    let next = applied[0].wrapping_mul(31).wrapping_add(step << 8 | sums[0]);
-                    (applied[0], applied[last]) = (next, next);
-                    applied[last / 2] += u64::from(errs);
-                    if settings.unit > 1 {
-                        // Equal on those of one place in their units, who read it from each other.
-                        let place = u64::from(seat % settings.unit) + 1;
-                        assert!(step == 0 || applied[last - 1] == place, "the state of another place");
-                        applied[last - 1] = place;
-                    }
-                });
+                applied.update(|applied| apply(applied, &settings, seat, step, sums[0]));
                 if settings.audits
                     && let Err(error) = session.audit()
                 {

@@ -32,7 +32,7 @@ fn any(random: &mut Random, world: &World, joined: &BTreeSet<Process>) -> Proces
 
 /// Faults of one seed.
 fn plan_faults(random: &mut Random, world: &mut World, members: u32) {
-    let unit = world.unit.get();
+    let unit = world.unit();
     let mut joined = BTreeSet::new();
     let mut kills = 0;
     for number in 0..1 + random.below(7) {
@@ -101,7 +101,7 @@ fn has_quorum(world: &World) -> bool {
     let newest = world.checkers.records.values().next_back().expect("there is a first record");
     let is_living = |member: &Process| world.is_living(*member);
     let living = newest.members().iter().filter(|member| is_living(member)).count();
-    let mut units = newest.members().chunks(world.unit.get() as usize);
+    let mut units = newest.members().chunks(world.unit() as usize);
     let is_whole = units.any(|members| members.iter().all(is_living));
     is_whole && (world.certifies || 2 * living > newest.members().len())
 }

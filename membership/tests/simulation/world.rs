@@ -75,7 +75,7 @@ pub(crate) struct World {
     pub(crate) severs: bool,
     pub(crate) last_fault: Nanos,
     maker: Maker,
-    pub(crate) unit: NonZeroU32,
+    unit: NonZeroU32,
     events: BinaryHeap<Reverse<(Nanos, u64)>>,
     bodies: BTreeMap<u64, Event>,
     count: u64,
@@ -122,6 +122,11 @@ impl World {
             world.begin(process);
         }
         world
+    }
+
+    /// Seats of a unit.
+    pub(crate) fn unit(&self) -> u32 {
+        self.unit.get()
     }
 
     fn start(&mut self, process: Process, first: Option<Arc<Record>>) {

@@ -175,8 +175,27 @@ impl Member {
         FAILURES_END.max(self.elastic.suspect_after.saturating_mul(3))
     }
 
+    /// Ends what waits for a record that does not come.
+    pub(super) fn give_up_without_record(&self, state: &mut State, now: Nanos) {
+        self.give_up_without_quorum(state, now);
+        self.give_up_without_store(state, now);
+    }
+
+    /// Ends what waits for members that are too few to go on.
+    fn give_up_without_quorum(&self, state: &mut State, now: Nanos) {
+        if !state.has_given_up && state.membership.has_lost_every_unit(self.elastic.quorum_wait) {
+            state.has_lost_units = true;
+            return self.give_up(state, "no unit of members is whole");
+        }
+        let Some((.., since)) = state.no_quorum else { return };
+        if state.has_given_up || now.since(since) < self.elastic.quorum_wait {
+            return;
+        }
+        self.give_up(state, "too few members answer");
+    }
+
     /// Ends what waits for a store that has failed for too long.
-    pub(super) fn give_up_without_store(&self, state: &mut State, now: Nanos) {
+    fn give_up_without_store(&self, state: &mut State, now: Nanos) {
         let (limit, end) = (self.elastic.quorum_wait, self.failures_end());
         let is_lost = state.store_fault.as_ref().is_some_and(|fault| fault.has_lasted(limit, now, end));
         if state.has_given_up || !is_lost {
@@ -188,6 +207,21 @@ impl Member {
 }
 
 impl State {
+    /// Whether too few members answer to agree on a record, or there are none to agree on.
+    pub(crate) fn lacks_quorum(&self) -> bool {
+        self.no_quorum.is_some() || self.membership.has_lost_every_unit(Duration::ZERO)
+    }
+
+    /// Whether this process has given up because no unit is whole.
+    pub(crate) fn has_lost_units(&self) -> bool {
+        self.has_lost_units
+    }
+
+    /// After this process has given up: who answered, of how many.
+    pub(crate) fn without_quorum(&self) -> Option<(usize, usize)> {
+        self.no_quorum.filter(|_| self.has_given_up).map(|(answered, members, _)| (answered, members))
+    }
+
     /// After this process has given up for want of the store: why.
     pub(crate) fn without_store(&self) -> Option<String> {
         let fault = self.store_fault.as_ref().filter(|_| self.store_is_lost);

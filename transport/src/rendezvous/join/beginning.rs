@@ -1,8 +1,8 @@
 //! Which ranks begin a job to which others come later.
 //!
 //! Rank 0 waits for enough of its world, then some time for the rest, and writes down which ranks
-//! are there, in whole units. All others read that. **Invariant:** the list is written once, so all that begin know
-//! of the same ranks, and a rank that is not in it has met nobody.
+//! are there, in whole units. All others read that. **Invariant:** the list is written once, so all
+//! that begin know of the same ranks, and a rank that is not in it has met nobody.
 
 use super::{JoinError, JoinProtocol, POLL_INTERVAL, ranks_of, unusable};
 use crate::clock::now;
