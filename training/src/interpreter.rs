@@ -12,7 +12,7 @@ use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::compression::{Compression, Parts};
-use crate::layout::Bucket;
+use crate::layout::{Bucket, Layout};
 use crate::ledger::{Ledger, PolicyError, User};
 use crate::lines::Line;
 use crate::policy::{Action, Actions, Event, OperationId, Policy, Reads, TableAction, Update, Vector};
@@ -26,7 +26,11 @@ pub trait Vectors {
     fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N];
 
     /// Makes a step of the optimizer in a piece, which no operation uses.
-    fn step(&mut self, piece: &Range<usize>);
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::NoOptimizer`].
+    fn step(&mut self, piece: &Range<usize>) -> Result<(), PolicyError>;
 
     /// Whether all steps are made by [`Vectors::step`].
     fn has_optimizer(&self) -> bool {
@@ -154,6 +158,39 @@ pub struct Plan {
     pub lines: Vec<Line>,
 }
 
+impl Plan {
+    /// Whether this is a plan of a rank in a group of so many, for a model of this layout; else
+    /// says what is wrong.
+    pub(crate) fn check(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<(), &'static str> {
+        let mut buckets = self.buckets.clone();
+        buckets.sort_by_key(|bucket| bucket.start);
+        let follows = |end: usize, bucket: &Range<usize>| {
+            (bucket.start == end && bucket.end > end).then_some(bucket.end)
+        };
+        let is_this = |window: &WindowPlan| {
+            (window.rank, window.ranks, window.row) == (rank, ranks, layout.row()) && window.slots > 0
+        };
+        let is_line = |line: &Line| {
+            line.ranks.contains(&rank)
+                && line.ranks.is_sorted_by(|one, next| one < next)
+                && line.ranks.iter().all(|rank| *rank < ranks)
+        };
+        if self.parameters != layout.parameters() {
+            Err("its vectors have another number of elements than the layout")
+        } else if buckets.iter().try_fold(0, follows) != Some(self.parameters) {
+            Err("its buckets do not hold each parameter once")
+        } else if [Vector::Parameters, Vector::Gradient].iter().any(|vector| !self.vectors.contains(vector)) {
+            Err("it has no vector of the parameters, or none of the gradient")
+        } else if !self.window.as_ref().is_none_or(is_this) {
+            Err("its window is of another rank, number of ranks or length of rows, or has no slots")
+        } else if !self.lines.iter().all(is_line) {
+            Err("a line lacks this rank, has ranks that there are not, or is not in ascending order")
+        } else {
+            Ok(())
+        }
+    }
+}
+
 /// The state of a rank; see the module.
 pub struct Interpreter {
     plan: Plan,
@@ -267,8 +304,8 @@ impl Interpreter {
     #[must_use]
     pub fn new(plan: Plan, hashes: bool) -> Self {
         Self {
+            ledger: Ledger::of(&plan.vectors),
             plan,
-            ledger: Ledger::default(),
             actions: Actions::default(),
             next_step: 0,
             supplied: None,
@@ -690,6 +727,11 @@ impl Interpreter {
     ) -> Result<(), PolicyError> {
         self.expect_inside(&piece)?;
         self.expect_no_arrival(vector)?;
+        if compression.keeps_residuals() {
+            for residual in [Vector::Residual, Vector::OwnedResidual] {
+                self.ledger.check(User::Operation(id), residual, &piece, true)?;
+            }
+        }
         self.ledger.begin_operation(id, vector, &piece, true)?;
         requests.push(Request::Average { id, vector, piece, compression });
         Ok(())
@@ -787,8 +829,7 @@ impl Interpreter {
         if matches!(update, Update::Step | Update::StepPiece { .. }) {
             self.staleness.end_gradient();
         }
-        apply(update, &piece, vectors, optimizer);
-        Ok(())
+        apply(update, &piece, vectors, optimizer)
     }
 
     fn agree(&mut self, vector: Vector, vectors: &mut impl Vectors) -> Result<(), PolicyError> {
@@ -871,10 +912,10 @@ fn apply(
     piece: &Range<usize>,
     vectors: &mut impl Vectors,
     optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
-) {
+) -> Result<(), PolicyError> {
     match *update {
-        Update::StepPiece { .. } => vectors.step(piece),
-        Update::Step if vectors.has_optimizer() => vectors.step(piece),
+        Update::StepPiece { .. } => return vectors.step(piece),
+        Update::Step if vectors.has_optimizer() => return vectors.step(piece),
         Update::Step => {
             let [parameters, gradient] = vectors.pieces([Vector::Parameters, Vector::Gradient], piece);
             optimizer(parameters, gradient);
@@ -918,6 +959,7 @@ fn apply(
             }
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]

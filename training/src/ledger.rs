@@ -52,6 +52,9 @@ pub enum PolicyError {
     /// An operation ended that is not under way.
     #[error("bad driver: operation {} ended and is not under way; report it", .0.0)]
     NotUnderWay(OperationId),
+    /// A vector is named that the plan does not have.
+    #[error("bad policy: it names the {}, which its plan does not have; add the vector to the plan", .0.name())]
+    NoVector(Vector),
     /// A piece is not inside of the vectors.
     #[error("bad policy: elements {piece:?} of vectors of {parameters} elements; ask for less")]
     Outside {
@@ -99,6 +102,14 @@ pub enum PolicyError {
         /// The step that comes next.
         expected: u64,
     },
+    /// A step of some elements, and the program has the optimizer.
+    #[error(
+        "bad policy: a step of some elements, and the trainer has no optimizer; give it one by Trainer::by_bucket"
+    )]
+    NoOptimizer,
+    /// The word of a session is asked for outside of one.
+    #[error("bad policy: it asks for the word of a session, and trains in none; leave Action::Commit out")]
+    NoSession,
     /// A step of the optimizer after the last gradient.
     #[error("bad policy: a step of the optimizer after the end of the training; make none after Stop")]
     AfterStop,
@@ -223,6 +234,8 @@ struct UnderWay {
 /// them, so they are found without a look at each.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
+    /// By vector: whether there is none.
+    is_missing: [bool; Vector::COUNT],
     /// By vector. Pieces that are written have no elements in common.
     written: [Uses; Vector::COUNT],
     read: [Uses; Vector::COUNT],
@@ -233,11 +246,19 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// Of a rank that has these vectors.
+    #[must_use]
+    pub fn of(vectors: &[Vector]) -> Self {
+        let mut is_missing = [true; Vector::COUNT];
+        vectors.iter().for_each(|vector| is_missing[vector.index()] = false);
+        Self { is_missing, ..Self::default() }
+    }
+
     /// Checks that a piece may be used. Changes nothing.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::InUse`].
+    /// [`PolicyError::InUse`], [`PolicyError::NoVector`].
     pub fn check(
         &self,
         user: User,
@@ -245,6 +266,9 @@ impl Ledger {
         piece: &Range<usize>,
         writes: bool,
     ) -> Result<(), PolicyError> {
+        if self.is_missing[vector.index()] {
+            return Err(PolicyError::NoVector(vector));
+        }
         let written = self.written[vector.index()].overlapping_of_disjoint(piece);
         let in_use = written.or_else(|| self.read[vector.index()].overlapping(piece).filter(|_| writes));
         match in_use {

@@ -43,6 +43,7 @@ use crate::checkpoint::{CheckpointError, RankState};
 use crate::interpreter::{Plan, Request};
 use crate::layout::Bucket;
 use crate::learner::Learner;
+use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::scheme::Scheme;
 use crate::state::StateError;
@@ -810,7 +811,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     self.ranks[rank as usize].send(Outgoing::Write { id, to, from, piece, word });
                     self.send_outgoing(rank, network);
                 }
-                Request::Commit { .. } => unreachable!("simulated ranks are in no session"),
+                Request::Commit { .. } => {
+                    let error = PolicyError::NoSession;
+                    return Err(SimulationError::Policy { rank, error });
+                }
                 Request::Tell { to, word } => {
                     self.ranks[rank as usize].send(Outgoing::Word { to, word });
                     self.send_outgoing(rank, network);

@@ -49,8 +49,8 @@ impl Vectors for LocalVectors {
         vectors.map(|vector| &mut vector[piece.clone()])
     }
 
-    fn step(&mut self, _: &Range<usize>) {
-        unreachable!("Stepping has the optimizer")
+    fn step(&mut self, _: &Range<usize>) -> Result<(), PolicyError> {
+        Err(PolicyError::NoOptimizer)
     }
 
     fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {
@@ -119,9 +119,10 @@ impl Vectors for Stepping<'_> {
         self.vectors.pieces(names, piece)
     }
 
-    fn step(&mut self, piece: &Range<usize>) {
+    fn step(&mut self, piece: &Range<usize>) -> Result<(), PolicyError> {
         let [parameters, gradient] = self.vectors.pieces([Vector::Parameters, Vector::Gradient], piece);
         self.sgd.borrow_mut().step_piece(piece.clone(), parameters, gradient);
+        Ok(())
     }
 
     fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {

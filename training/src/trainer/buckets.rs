@@ -22,8 +22,9 @@ impl Trainer {
     /// To save the optimizer's state with a checkpoint, ask for all parameters of the next step
     /// first ([`Step::vectors`]): then no step of the optimizer is outstanding.
     ///
-    /// With `sync` the passes of a step overlap the averages of the one before; see
-    /// [`Step::parameters`]. Other schemes train as they do otherwise.
+    /// With `sync`, and a policy of the program's own that begins steps so, the passes of a step
+    /// overlap the averages of the one before; see [`Step::parameters`]. Other schemes train as
+    /// they do otherwise.
     ///
     /// ```
     /// # use pleach_collectives::{Group, Options};
@@ -62,9 +63,11 @@ impl Trainer {
     ) -> Result<Self, TrainError> {
         self.expect_group("steps bucket by bucket")?;
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
-        let plan = self.scheme.plan_by_bucket(&self.layout, rank, ranks)?;
-        self.needed = vec![false; plan.buckets.len()];
-        self.interpreter = Interpreter::new(plan, self.interpreter.agreement().is_hashed);
+        if let Some(scheme) = self.scheme {
+            let plan = scheme.plan_by_bucket(&self.layout, rank, ranks)?;
+            self.needed = vec![false; plan.buckets.len()];
+            self.interpreter = Interpreter::new(plan, self.interpreter.agreement().is_hashed);
+        }
         self.vectors.optimizer = Some(Box::new(optimizer));
         self.is_by_bucket = true;
         match self.log.take() {

@@ -37,7 +37,7 @@ pub(crate) struct Kept {
 impl Trainer {
     fn kept(&self) -> Kept {
         let layers = self.layout.layers().to_vec();
-        Kept { group: self.group.clone(), scheme: self.scheme.to_string(), layers }
+        Kept { group: self.group.clone(), scheme: self.name.clone(), layers }
     }
 
     /// The step that comes next, from 0; after the last one their number.

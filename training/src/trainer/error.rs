@@ -91,6 +91,17 @@ pub enum TrainError {
         /// The steps since the last barrier.
         steps: u64,
     },
+    /// A plan of the program's own is none of this rank and layout.
+    #[error("bad plan: {reason}; see the fields of Plan")]
+    Plan {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// For trainings by a scheme alone.
+    #[error(
+        "no log: a replay makes the policy of a scheme's text, and this policy is the program's own; train without"
+    )]
+    NoScheme,
     /// The layout has no parameters.
     #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
     NoParameters,

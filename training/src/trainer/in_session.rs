@@ -243,7 +243,7 @@ fn session_of(trainer: &mut Trainer) -> &mut InSession {
 pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainError> {
     loop {
         give_up_what_was_left(trainer)?;
-        if trainer.scheme.shares_steps() {
+        if trainer.scheme.is_some_and(|scheme| scheme.shares_steps()) {
             if session_of(trainer).session.step() >= trainer.steps {
                 return Ok(None);
             }
@@ -255,7 +255,9 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
         }
         // A process that joins behind the last exchange has no step to make.
         let has_all = trainer.requested.is_some_and(|step| step >= trainer.steps);
-        if session_of(trainer).is_over || (has_all && !trainer.scheme.shares_steps()) {
+        if session_of(trainer).is_over
+            || (has_all && !trainer.scheme.is_some_and(|scheme| scheme.shares_steps()))
+        {
             return Ok(None);
         }
         let Some(number) = trainer.requested else {
@@ -268,7 +270,7 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
 
 /// Has an attempt under way whose members the policy knows; false: it is over already.
 fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
-    let is_by_step = trainer.scheme.shares_steps();
+    let is_by_step = trainer.scheme.is_some_and(|scheme| scheme.shares_steps());
     let own = session_of(trainer);
     if !own.is_under_way() {
         let number = begin(trainer)?;
@@ -375,7 +377,7 @@ fn keep_beginning(trainer: &mut Trainer) {
 
 /// A hash of what has to be the same on all members, other than 0.
 fn compared(trainer: &Trainer) -> u64 {
-    let scheme = trainer.scheme.to_string().bytes().fold(0, |hash, byte| chain(hash, byte.into()));
+    let scheme = trainer.name.bytes().fold(0, |hash, byte| chain(hash, byte.into()));
     trainer.compared.iter().fold(scheme, |hash, (_, value)| chain(hash, *value)).max(1)
 }
 
@@ -432,7 +434,7 @@ fn goes_on_to_the_next(trainer: &mut Trainer) -> Result<bool, TrainError> {
 pub(crate) fn finish(trainer: &mut Trainer) -> Result<Trained, TrainError> {
     let end = loop {
         give_up_what_was_left(trainer)?;
-        if trainer.scheme.shares_steps() {
+        if trainer.scheme.is_some_and(|scheme| scheme.shares_steps()) {
             if begin(trainer)? == 0 && !is_prepared(trainer)? {
                 continue;
             }

@@ -13,7 +13,7 @@ use crate::scheme::Scheme;
 pub(crate) fn of(trainer: &mut Trainer) -> Result<Buffer<f32>, TrainError> {
     let mut mean = trainer.group.buffer(trainer.layout.parameters())?;
     mean.copy_from_slice(trainer.parameters_mut());
-    let renews = matches!(trainer.scheme, Scheme::Bap { .. }) && trainer.requested.is_some();
+    let renews = matches!(trainer.scheme, Some(Scheme::Bap { .. })) && trainer.requested.is_some();
     let before = renews.then(|| mean.to_vec());
     if renews {
         trainer.requested = None;

@@ -122,7 +122,10 @@ pub struct Trainer {
     /// In a session: of the epoch of the newest attempt.
     group: Group,
     in_session: Option<InSession>,
-    scheme: Scheme,
+    /// The text of the scheme, or the name of the program's own policy.
+    name: String,
+    /// `None`: the policy is the program's own.
+    scheme: Option<Scheme>,
     layout: Layout,
     steps: u64,
     /// What must be the same on all ranks, besides the scheme.
@@ -220,7 +223,35 @@ impl Trainer {
         }
         let plan = scheme.plan(layout, group.rank(), group.world_size())?;
         let vectors = RegisteredVectors::new(&plan, |len| group.buffer(len))?;
-        Ok(Self::of_plan(group, (plan, vectors), scheme, layout, steps))
+        let scheme = (scheme.to_string(), Some(*scheme));
+        Ok(Self::with_vectors(group, (plan, vectors), scheme, layout, steps))
+    }
+
+    /// A training by a policy of the program's own, as
+    /// [`Simulation::of_plans`](crate::Simulation::of_plans) simulates it. All ranks give the same
+    /// name, which is compared, and which checkpoints keep as that of the scheme. A plan is one of
+    /// this layout, and of this rank in the group.
+    ///
+    /// [`Trainer::averaged`] is asked for at the same place among the averages of all ranks. The
+    /// spread is not measured before the last exchange. A log could not be replayed, so there is
+    /// none.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Plan`]; those of [`Trainer::new`].
+    pub fn of_plan(
+        group: &Group,
+        name: &str,
+        plan: Plan,
+        layout: &Layout,
+        steps: u64,
+    ) -> Result<Self, TrainError> {
+        if layout.parameters() == 0 {
+            return Err(TrainError::NoParameters);
+        }
+        plan.check(layout, group.rank(), group.world_size()).map_err(|reason| TrainError::Plan { reason })?;
+        let vectors = RegisteredVectors::new(&plan, |len| group.buffer(len))?;
+        Ok(Self::with_vectors(group, (plan, vectors), (name.to_owned(), None), layout, steps))
     }
 
     /// A training of `steps` steps in a session, which it leaves at its end; the arguments are
@@ -263,14 +294,14 @@ impl Trainer {
         let (mut in_session, group) = InSession::new(session, scheme, layout.parameters())?;
         let plan = scheme.plan_in_session(layout, seat, seats)?;
         let vectors = RegisteredVectors::new(&plan, |len| in_session.buffer(len))?;
-        let in_session = Some(in_session);
-        Ok(Self { in_session, ..Self::of_plan(&group, (plan, vectors), scheme, layout, steps) })
+        let (in_session, scheme) = (Some(in_session), (scheme.to_string(), Some(*scheme)));
+        Ok(Self { in_session, ..Self::with_vectors(&group, (plan, vectors), scheme, layout, steps) })
     }
 
-    fn of_plan(
+    fn with_vectors(
         group: &Group,
         (plan, vectors): (Plan, RegisteredVectors),
-        scheme: &Scheme,
+        (name, scheme): (String, Option<Scheme>),
         layout: &Layout,
         steps: u64,
     ) -> Self {
@@ -279,10 +310,12 @@ impl Trainer {
         Self {
             group: group.clone(),
             in_session: None,
-            scheme: *scheme,
+            name,
+            scheme,
             layout: layout.clone(),
             steps,
             compared: vec![("the hash of the layout", hash), ("the number of steps", steps), (CHECKPOINT, 0)],
+            needed: vec![false; plan.buckets.len()],
             interpreter: Interpreter::new(plan, false),
             vectors,
             requests: Vec::new(),
@@ -293,7 +326,6 @@ impl Trainer {
             messages: Messages::new(group.world_size()),
             lines: Lines::default(),
             requested: None,
-            needed: Vec::new(),
             is_by_bucket: false,
             began: None,
             begins_with: Event::Start,
@@ -334,6 +366,7 @@ impl Trainer {
     /// # Errors
     ///
     /// The file cannot be made. That it cannot be written is an error of [`Trainer::finish`].
+    /// [`TrainError::NoScheme`], by a policy of the program's own.
     pub fn logged(self, folder: &Path) -> Result<Self, TrainError> {
         self.logged_as(folder, None)
     }
@@ -342,7 +375,8 @@ impl Trainer {
     pub(crate) fn logged_as(mut self, folder: &Path, part_of: Option<Whole>) -> Result<Self, TrainError> {
         self.expect_group("a log")?;
         let place = (self.group.rank(), self.group.world_size());
-        let log = Log::create(folder, &self.scheme, &self.layout, place, self.is_by_bucket, part_of)?;
+        let scheme = self.scheme.ok_or(TrainError::NoScheme)?;
+        let log = Log::create(folder, &scheme, &self.layout, place, self.is_by_bucket, part_of)?;
         self.interpreter.wrap(|policy| log.of(policy));
         self.log = Some(log);
         Ok(self)
@@ -402,7 +436,10 @@ impl Trainer {
         if let Some(mut step) = self.step()? {
             step.vectors()?;
         }
-        if matches!(self.scheme, Scheme::ElasticBsp { .. }) { mean::at_barrier(self) } else { mean::of(self) }
+        match self.scheme {
+            Some(Scheme::ElasticBsp { .. }) => mean::at_barrier(self),
+            _ => mean::of(self),
+        }
     }
 
     /// The next step of this rank; `None` after the last one. The first call compares the arguments
@@ -533,8 +570,8 @@ impl Trainer {
     fn compare(&self) -> Result<(), TrainError> {
         /// Longest text of a scheme, in bytes.
         const TEXT_BYTES: usize = 256;
-        let text = self.scheme.to_string();
-        let mut own = text.as_bytes()[..text.len().min(TEXT_BYTES)].to_vec();
+        let text = self.name.as_bytes();
+        let mut own = text[..text.len().min(TEXT_BYTES)].to_vec();
         own.resize(TEXT_BYTES, 0);
         own.extend(self.compared.iter().flat_map(|(_, value)| value.to_le_bytes()));
         let mut all = vec![0; own.len() * self.group.world_size() as usize];
@@ -544,7 +581,7 @@ impl Trainer {
             let (text, values) = block.split_at(TEXT_BYTES);
             if text != &own[..TEXT_BYTES] {
                 let theirs = String::from_utf8_lossy(text).trim_end_matches('\0').to_owned();
-                let (what, own) = ("the scheme", self.scheme.to_string());
+                let (what, own) = ("the scheme", self.name.clone());
                 return Err(TrainError::Different { what, rank, own, other, theirs });
             }
             for ((what, own), theirs) in self.compared.iter().zip(values.chunks_exact(size_of::<u64>())) {
@@ -562,7 +599,8 @@ impl Trainer {
         // Only a rank that is asked to compute has not been stopped.
         if self.requested.is_some() {
             // Else ranks would ask for the mean at different places among their averages.
-            let has_common_place = !matches!(self.scheme, Scheme::ElasticBsp { .. });
+            let has_common_place =
+                self.scheme.is_some_and(|scheme| !matches!(scheme, Scheme::ElasticBsp { .. }));
             if self.is_checked && has_common_place {
                 self.need_all()?;
                 mean::of(self)?;
@@ -747,7 +785,7 @@ impl Trainer {
                 | Request::Leave { .. } => {
                     self.lines.ask(request);
                 }
-                Request::Commit { .. } => self.in_session.iter_mut().for_each(InSession::ask),
+                Request::Commit { .. } => self.in_session.as_mut().ok_or(PolicyError::NoSession)?.ask(),
                 request => self.messages.ask(request),
             }
         }

@@ -57,7 +57,7 @@ pub(crate) fn hand_over(trainer: &mut Trainer, step: u64) -> Result<(), TrainErr
     let mut batch = group.batch();
     let mut destination = Some(parameters);
     for rank in (0..ranks).filter(|rank| is_missing[*rank as usize] != 0) {
-        let lines = scheme.lines_of(rank, ranks);
+        let lines = scheme.map_or_else(Vec::new, |scheme| scheme.lines_of(rank, ranks));
         let has_model = |rank: &Rank| is_missing[*rank as usize] == 0;
         let Some(source) = lines.into_iter().flatten().chain(0..ranks).find(has_model) else {
             return Err(TrainError::Late { step, reason: "all members that had a model have ended" });

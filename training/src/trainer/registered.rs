@@ -9,6 +9,7 @@ use pleach_collectives::{Buffer, CollectiveError, Window};
 
 use crate::copies::Stamps;
 use crate::interpreter::{Plan, Vectors};
+use crate::ledger::PolicyError;
 use crate::policy::Vector;
 use crate::rows::decode;
 
@@ -151,13 +152,12 @@ impl Vectors for RegisteredVectors {
             .map(|vector| vector.slice(piece).expect("the ledger lets only pieces be touched that are here"))
     }
 
-    fn step(&mut self, piece: &Range<usize>) {
-        // A plan with such steps is one of a trainer that has an optimizer.
-        if let Some(mut optimizer) = self.optimizer.take() {
-            let [parameters, gradient] = self.pieces([Vector::Parameters, Vector::Gradient], piece);
-            optimizer(piece.clone(), parameters, gradient);
-            self.optimizer = Some(optimizer);
-        }
+    fn step(&mut self, piece: &Range<usize>) -> Result<(), PolicyError> {
+        let mut optimizer = self.optimizer.take().ok_or(PolicyError::NoOptimizer)?;
+        let [parameters, gradient] = self.pieces([Vector::Parameters, Vector::Gradient], piece);
+        optimizer(piece.clone(), parameters, gradient);
+        self.optimizer = Some(optimizer);
+        Ok(())
     }
 
     fn has_optimizer(&self) -> bool {

@@ -104,7 +104,9 @@ impl Trainer {
         let before = clock::now();
         let done = match request {
             Request::Contribute { id, line, vector, .. } if self.in_session.is_some() => {
-                let ranks = &self.scheme.lines_of(self.group.rank(), self.group.world_size())[line];
+                let (rank, ranks) = (self.group.rank(), self.group.world_size());
+                let lines = self.scheme.map_or_else(Vec::new, |scheme| scheme.lines_of(rank, ranks));
+                let ranks = &lines[line];
                 let [elements] = self.vectors.pieces([vector], &(0..self.layout.parameters()));
                 // A rank alone goes on without.
                 let contributors = if ranks.len() > 1 { ranks.len() as u32 } else { 0 };

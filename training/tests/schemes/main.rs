@@ -14,6 +14,7 @@ mod members;
 mod model;
 mod mutants;
 mod order;
+mod own_policy;
 mod processes;
 #[path = "../quadratic/mod.rs"]
 mod quadratic;

@@ -7,7 +7,7 @@ use pleach_collectives::Rank;
 use pleach_training::interpreter::{Plan, Vectors};
 use pleach_training::policy::Vector;
 use pleach_training::simulation::{Settings, Simulated, Simulation, SimulationError};
-use pleach_training::{Layout, Learner, Scheme};
+use pleach_training::{Layout, Learner, PolicyError, Scheme};
 use pleach_vocabulary::digest::{chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
@@ -114,8 +114,8 @@ impl Vectors for Plain {
         vectors.map(|vector| &mut vector[piece.clone()])
     }
 
-    fn step(&mut self, _: &Range<usize>) {
-        panic!("the optimizer is the program's")
+    fn step(&mut self, _: &Range<usize>) -> Result<(), PolicyError> {
+        Err(PolicyError::NoOptimizer)
     }
 
     fn publish(&mut self, _: Vector, _: &Range<usize>, _: u64) {

@@ -62,8 +62,8 @@ impl Vectors for Memory {
         vectors.map(|vector| &mut vector[piece.clone()])
     }
 
-    fn step(&mut self, _: &Range<usize>) {
-        unreachable!("the optimizer is the program's")
+    fn step(&mut self, _: &Range<usize>) -> Result<(), PolicyError> {
+        Err(PolicyError::NoOptimizer)
     }
 
     fn publish(&mut self, vector: Vector, piece: &Range<usize>, _: u64) {
