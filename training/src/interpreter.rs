@@ -12,7 +12,7 @@ use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::compression::{Compression, Parts};
-use crate::layout::{Bucket, Layout};
+use crate::layout::Bucket;
 use crate::ledger::{Ledger, PolicyError, User};
 use crate::lines::Line;
 use crate::policy::{Action, Actions, Event, OperationId, Policy, Reads, TableAction, Update, Vector};
@@ -156,39 +156,6 @@ pub struct Plan {
     pub window: Option<WindowPlan>,
     /// For schemes whose ranks contribute to rounds: as many on all ranks.
     pub lines: Vec<Line>,
-}
-
-impl Plan {
-    /// Whether this is a plan of a rank in a group of so many, for a model of this layout; else
-    /// says what is wrong.
-    pub(crate) fn check(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<(), &'static str> {
-        let mut buckets = self.buckets.clone();
-        buckets.sort_by_key(|bucket| bucket.start);
-        let follows = |end: usize, bucket: &Range<usize>| {
-            (bucket.start == end && bucket.end > end).then_some(bucket.end)
-        };
-        let is_this = |window: &WindowPlan| {
-            (window.rank, window.ranks, window.row) == (rank, ranks, layout.row()) && window.slots > 0
-        };
-        let is_line = |line: &Line| {
-            line.ranks.contains(&rank)
-                && line.ranks.is_sorted_by(|one, next| one < next)
-                && line.ranks.iter().all(|rank| *rank < ranks)
-        };
-        if self.parameters != layout.parameters() {
-            Err("its vectors have another number of elements than the layout")
-        } else if buckets.iter().try_fold(0, follows) != Some(self.parameters) {
-            Err("its buckets do not hold each parameter once")
-        } else if [Vector::Parameters, Vector::Gradient].iter().any(|vector| !self.vectors.contains(vector)) {
-            Err("it has no vector of the parameters, or none of the gradient")
-        } else if !self.window.as_ref().is_none_or(is_this) {
-            Err("its window is of another rank, number of ranks or length of rows, or has no slots")
-        } else if !self.lines.iter().all(is_line) {
-            Err("a line lacks this rank, has ranks that there are not, or is not in ascending order")
-        } else {
-            Ok(())
-        }
-    }
 }
 
 /// The state of a rank; see the module.

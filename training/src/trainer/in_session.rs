@@ -36,7 +36,7 @@ use pleach_vocabulary::digest::chain;
 
 use super::metrics::TrainingMetrics;
 use super::models::{Models, hand_over};
-use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work};
+use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work, arguments};
 use crate::interpreter::Vectors as _;
 use crate::ledger::PolicyError;
 use crate::policy::{Event, Vector};
@@ -484,7 +484,8 @@ fn begin(trainer: &mut Trainer) -> Result<u64, TrainError> {
 
 /// Whether all members train the same, with the parameters of rank 0; else the attempt is over.
 fn is_prepared(trainer: &mut Trainer) -> Result<bool, TrainError> {
-    let prepared = trainer.compare().and_then(|()| Ok(trainer.share_parameters()?));
+    let compared = arguments::compare(&trainer.group, &trainer.name, &trainer.compared);
+    let prepared = compared.and_then(|()| Ok(trainer.share_parameters()?));
     match prepared {
         Ok(()) => {
             session_of(trainer).attempt = Attempt::UnderWay { is_prepared: true };

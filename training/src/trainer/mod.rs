@@ -24,6 +24,7 @@
 //! scheme go through a [`Window`](pleach_collectives::Window) on the program's thread: a rank hears
 //! of what its peers have written when its gradient is complete, or when it waits.
 
+mod arguments;
 mod buckets;
 mod checkpoints;
 mod error;
@@ -249,7 +250,7 @@ impl Trainer {
         if layout.parameters() == 0 {
             return Err(TrainError::NoParameters);
         }
-        plan.check(layout, group.rank(), group.world_size()).map_err(|reason| TrainError::Plan { reason })?;
+        arguments::check_plan(&plan, layout, group)?;
         let vectors = RegisteredVectors::new(&plan, |len| group.buffer(len))?;
         Ok(Self::with_vectors(group, (plan, vectors), (name.to_owned(), None), layout, steps))
     }
@@ -542,7 +543,7 @@ impl Trainer {
     }
 
     fn begin(&mut self) -> Result<(), TrainError> {
-        self.compare()?;
+        arguments::compare(&self.group, &self.name, &self.compared)?;
         // In a checkpoint each rank has its own.
         if self.begins_with == Event::Start {
             self.share_parameters()?;
@@ -564,35 +565,6 @@ impl Trainer {
         let sent = self.group.broadcast(&mut parameters, 0);
         self.vectors.put(Vector::Parameters, 0, parameters);
         sent
-    }
-
-    /// Compares what has to be the same on all ranks.
-    fn compare(&self) -> Result<(), TrainError> {
-        /// Longest text of a scheme, in bytes.
-        const TEXT_BYTES: usize = 256;
-        let text = self.name.as_bytes();
-        let mut own = text[..text.len().min(TEXT_BYTES)].to_vec();
-        own.resize(TEXT_BYTES, 0);
-        own.extend(self.compared.iter().flat_map(|(_, value)| value.to_le_bytes()));
-        let mut all = vec![0; own.len() * self.group.world_size() as usize];
-        self.group.all_gather(&own, &mut all)?;
-        let rank = self.group.rank();
-        for (other, block) in (0..).zip(all.chunks_exact(own.len())) {
-            let (text, values) = block.split_at(TEXT_BYTES);
-            if text != &own[..TEXT_BYTES] {
-                let theirs = String::from_utf8_lossy(text).trim_end_matches('\0').to_owned();
-                let (what, own) = ("the scheme", self.name.clone());
-                return Err(TrainError::Different { what, rank, own, other, theirs });
-            }
-            for ((what, own), theirs) in self.compared.iter().zip(values.chunks_exact(size_of::<u64>())) {
-                let theirs = u64::from_le_bytes(theirs.try_into().expect("eight bytes"));
-                if *own != theirs {
-                    let (own, theirs) = (own.to_string(), theirs.to_string());
-                    return Err(TrainError::Different { what, rank, own, other, theirs });
-                }
-            }
-        }
-        Ok(())
     }
 
     fn stop(&mut self) -> Result<(), TrainError> {
