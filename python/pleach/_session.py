@@ -187,12 +187,13 @@ class Session:
     members, as are: suspect_after, seconds of silence after which a member is suspected, 2 by default;
     fewest_wait, seconds that too few members for a step wait for others, 60 by default; quorum_wait,
     seconds that too few members to agree wait for others, 20 by default; retries_max, how often a step
-    that cannot be done is repeated, 3 by default; begin_wait, 10 by default; unit, the number of seats whose
-    members come and go together, such as those of a replica of a model, 1 by default, of which ``fewest``
-    and ``most`` are multiples; program, a name of the program, that of the script by default; heal_wait, seconds that members wait for a process that reads the states, 60 by default, and
-    suspect it then; heal, when a process that joins reads the states: "boundary", before its first step, for
-    which the members wait, by default, or "hidden", during its first step, in which it contributes nothing,
-    for steps that only reduce. The other arguments are those of ``pleach.join``.
+    that cannot be done is repeated, 3 by default; begin_wait, 10 by default; unit, the number of seats
+    whose members come and go together, such as those of a replica of a model, 1 by default, of which
+    ``fewest`` and ``most`` are multiples; program, a name of the program, that of the script by default;
+    heal_wait, seconds that members wait for a process that reads the states, 60 by default, and
+    suspect it then; heal, when a process that joins reads the states: "boundary", before its first step,
+    for which the members wait, by default, or "hidden", during its first step, in which it contributes
+    nothing, for steps that only reduce. The other arguments are those of ``pleach.join``.
 
     One thread uses it. ``with`` leaves the job at the end of the block; after an exception other than
     LeftError the process is out of it at once. Ctrl-C during a call that waits raises KeyboardInterrupt,
