@@ -1,17 +1,16 @@
 //! All survivors are told the same, word by word: after several deaths at once, after a stop, and
 //! where a link is cut.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use pleach::transport::clock::now;
 use pleach::transport::rendezvous::Fabric;
-use rustix::net::{AddressFamily, Shutdown, getpeername, getsockname, shutdown, sockopt};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, Signal};
 
 use crate::mismatched::in_time;
 use crate::on_every_fabric;
 use crate::ranks::{Outcome, Ranks, wait};
+use crate::sockets;
 
 const LOOP: &str = "loop all-reduce count=1000";
 
@@ -70,39 +69,13 @@ fn a_rank_that_was_stopped_and_continued_is_told_what_the_others_say(fabric: Fab
     ranks.end(0..3);
 }
 
-/// Copies of a process's sockets.
-fn sockets(process: u32) -> Vec<OwnedFd> {
-    let pid = Pid::from_raw(process as i32).expect("is a process");
-    let handle = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
-    let files = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it lives");
-    files
-        .filter_map(|file| {
-            let file = file.ok()?;
-            let is_socket = std::fs::read_link(file.path()).ok()?.to_str()?.starts_with("socket:");
-            let number = file.file_name().to_str()?.parse().ok()?;
-            is_socket.then(|| pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()).ok())?
-        })
-        .collect()
-}
-
-/// Ends every connection between two processes; how many there were.
-fn cut(one: u32, other: u32) -> usize {
-    let theirs: Vec<_> = sockets(other).iter().filter_map(|socket| getsockname(socket).ok()).collect();
-    let joins = |socket: &OwnedFd| match sockopt::socket_domain(socket) {
-        Ok(AddressFamily::UNIX) => {
-            sockopt::socket_peercred(socket).is_ok_and(|peer| peer.pid.as_raw_nonzero().get() as u32 == other)
-        }
-        _ => getpeername(socket).ok().flatten().is_some_and(|peer| theirs.contains(&peer)),
-    };
-    let joining: Vec<_> = sockets(one).into_iter().filter(joins).collect();
-    joining.iter().filter(|socket| shutdown(socket, Shutdown::Both).is_ok()).count()
-}
-
 fn ranks_between_which_a_link_is_cut_and_a_third_one_say_the_same(fabric: Fabric) {
     let mut ranks = Ranks::join(fabric, 3);
     ranks.tell_all(LOOP);
     ranks.expect_all("begun");
-    assert!(cut(ranks.id(0), ranks.id(1)) > 0, "there are connections between ranks 0 and 1");
+    let [one, other] = [0, 1].map(|rank| Pid::from_raw(ranks.id(rank) as i32).expect("is a process"));
+    let cut = sockets::cut_between(&[one], &[other]).expect("they may be traced");
+    assert!(cut > 0, "there are connections between ranks 0 and 1");
     let (kind, text) = agreed(&mut ranks, &[0, 1, 2]);
     assert_eq!(kind, "Lost", "{text}");
     assert!(text.starts_with("rank 0 is lost") || text.starts_with("rank 1 is lost"), "{text}");

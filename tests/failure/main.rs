@@ -17,6 +17,9 @@ mod ranks;
 mod rdma_devices;
 mod repeated;
 mod script;
+#[allow(dead_code)] // Nobody here asks who listens.
+#[path = "../../src/cli/launch/sockets.rs"]
+mod sockets;
 mod stopped;
 mod windows;
 

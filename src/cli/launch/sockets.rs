@@ -22,31 +22,19 @@ pub(crate) fn listens(group: Pid, port: u16) -> io::Result<bool> {
         let local = getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok());
         local.is_some_and(|local| local.port() == port) && sockopt::socket_acceptconn(socket) == Ok(true)
     };
-    Ok(processes(group)?
-        .into_iter()
-        .map(sockets)
-        .collect::<io::Result<Vec<_>>>()?
-        .iter()
-        .flatten()
-        .any(is_there))
+    Ok(sockets(&processes(group)?)?.iter().any(is_there))
 }
 
 /// Cuts all connections of a process in one group to one in the other. Returns how many there were.
 pub(crate) fn cut(one: Pid, other: Pid) -> io::Result<usize> {
-    let (ones, others) = (processes(one)?, processes(other)?);
-    let sockets_of = |processes: &[Pid]| -> io::Result<Vec<OwnedFd>> {
-        Ok(processes
-            .iter()
-            .copied()
-            .map(sockets)
-            .collect::<io::Result<Vec<_>>>()?
-            .into_iter()
-            .flatten()
-            .collect())
-    };
-    let ends: Vec<_> = sockets_of(&others)?.iter().filter_map(ends).collect();
+    cut_between(&processes(one)?, &processes(other)?)
+}
+
+/// Cuts all connections of the ones to the others. Returns how many there were.
+pub(crate) fn cut_between(ones: &[Pid], others: &[Pid]) -> io::Result<usize> {
+    let ends: Vec<_> = sockets(others)?.iter().filter_map(ends).collect();
     let mut cut = 0;
-    for socket in sockets_of(&ones)? {
+    for socket in sockets(ones)? {
         let is_theirs = match self::ends(&socket) {
             Some((local, remote)) => ends.contains(&(remote, local)),
             // Of one host: who has connected, or who has listened.
@@ -84,8 +72,14 @@ fn processes(group: Pid) -> io::Result<Vec<Pid>> {
     Ok(processes)
 }
 
+/// Duplicates of the sockets of processes.
+fn sockets(processes: &[Pid]) -> io::Result<Vec<OwnedFd>> {
+    let each: Vec<Vec<OwnedFd>> = processes.iter().copied().map(sockets_of).collect::<io::Result<_>>()?;
+    Ok(each.into_iter().flatten().collect())
+}
+
 /// Duplicates of the sockets of a process; none if it has ended.
-fn sockets(process: Pid) -> io::Result<Vec<OwnedFd>> {
+fn sockets_of(process: Pid) -> io::Result<Vec<OwnedFd>> {
     let Ok(files) = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_pid())) else {
         return Ok(Vec::new());
     };
