@@ -29,8 +29,8 @@ use serde_json::{Map, Value, json};
 use super::CommandError;
 use super::bounds::Bounds;
 use super::faults::Fault;
-use super::launch::is_executable;
 use super::launch::members::{Members, Told};
+use super::launch::not_found;
 use super::launch::store::Between;
 use super::output::{print, print_json, put, rounded};
 use super::recovered::{JOINING, Recovered, STAGES, Survivor};
@@ -198,11 +198,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
     let faults = arguments.faults()?;
     let between = arguments.between()?;
-    if let Some(program) = arguments.command.first().filter(|program| !is_executable(program)) {
-        let program = program.display();
-        return Err(CommandError::typed(format!(
-            "command not found: {program}; check its name and permissions, after -- give the command itself"
-        )));
+    if let Some(reason) = arguments.command.first().and_then(not_found) {
+        return Err(CommandError::typed(reason));
     }
     let until = clock::now() + arguments.lasts;
     let mut totals = Totals { fewest: arguments.ranks.most(), ..Totals::default() };
@@ -241,40 +238,39 @@ impl Totals {
     /// Whatever differed was an error before.
     fn print(&self, as_json: bool, jobs: u64) -> Result<(), CommandError> {
         let Self { faults, steps, retried, epochs, fewest, most } = self;
-        if as_json {
-            let row = json!({
-                "steps": steps, "retried": retried, "epochs": epochs, "members_min": fewest, "members_max": most,
-                "equal": true,
-            });
-            return print_json("results", &row);
-        }
-        print(
-            "results",
-            &format!(
-                "{faults} faults in {jobs} jobs of {fewest} to {most} ranks: {steps} steps, each counted once on all members; \
-                 {retried} were repeated, in {epochs} epochs\n"
-            ),
-        )
+        let text = format!(
+            "{faults} faults in {jobs} jobs of {fewest} to {most} ranks: {steps} steps, each counted once on all members; \
+             {retried} were repeated, in {epochs} epochs\n"
+        );
+        self.print_as(as_json, &text, (Some(*retried), Some(true)))
     }
 
     /// Of a program nobody here knows more.
     fn print_of_program(&self, as_json: bool) -> Result<(), CommandError> {
         let Self { faults, steps, epochs, fewest, most, .. } = self;
-        if as_json {
-            let unknown = Value::Null;
-            let row = json!({
-                "steps": steps, "retried": unknown, "epochs": epochs, "members_min": fewest, "members_max": most,
-                "equal": unknown,
-            });
-            return print_json("results", &row);
+        let text = format!(
+            "{faults} faults in a job of {fewest} to {most} processes: its members came to step {steps}, in {epochs} epochs; \
+             none that was not struck has failed\n"
+        );
+        self.print_as(as_json, &text, (None, None))
+    }
+
+    /// As this text, or as JSON. Whether steps were repeated, and equal, may be unknown.
+    fn print_as(
+        &self,
+        as_json: bool,
+        text: &str,
+        (retried, equal): (Option<u64>, Option<bool>),
+    ) -> Result<(), CommandError> {
+        if !as_json {
+            return print("results", text);
         }
-        print(
-            "results",
-            &format!(
-                "{faults} faults in a job of {fewest} to {most} processes: its members came to step {steps}, in {epochs} epochs; \
-                 none that was not struck has failed\n"
-            ),
-        )
+        let Self { steps, epochs, fewest, most, .. } = self;
+        let row = json!({
+            "steps": steps, "retried": retried, "epochs": epochs, "members_min": fewest, "members_max": most,
+            "equal": equal,
+        });
+        print_json("results", &row)
     }
 }
 

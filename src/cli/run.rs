@@ -6,7 +6,7 @@ use pleach::transport::rendezvous::{Rendezvous, WORLD_SIZE_MAX};
 
 use super::CommandError;
 use super::bounds::Bounds;
-use super::launch::{Bind, Launch, Outliving, Output, is_executable};
+use super::launch::{Bind, Launch, Outliving, Output, not_found};
 
 /// How many times a rank is started anew where nothing says how often.
 const RESTARTS: u32 = 3;
@@ -70,11 +70,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
             "ranks outside the world: {ranks} ranks from {first_rank} in a world of {world_size}; set --world-size (at most {WORLD_SIZE_MAX}) and --first-rank"
         )));
     }
-    if !is_executable(&command[0]) {
-        let program = command[0].display();
-        return Err(CommandError::usage(format!(
-            "command not found: {program}; check its name and permissions, after -- give the command itself"
-        )));
+    if let Some(reason) = not_found(&command[0]) {
+        return Err(CommandError::usage(reason));
     }
     let bounds = arguments.elastic.map(|bounds| bounds.unwrap_or(Bounds::up_to(world_size)));
     let restarts = arguments.restarts.unwrap_or(RESTARTS);

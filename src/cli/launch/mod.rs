@@ -259,8 +259,18 @@ pub(crate) fn rank_or_launch(
     launch.run().map(|()| None)
 }
 
-/// Whether a command's program can be started, as the shell would find it.
-pub(crate) fn is_executable(program: &OsString) -> bool {
+/// Why a command's program cannot be started, if so.
+pub(crate) fn not_found(program: &OsString) -> Option<String> {
+    (!is_executable(program)).then(|| {
+        let program = program.display();
+        format!(
+            "command not found: {program}; check its name and permissions, after -- give the command itself"
+        )
+    })
+}
+
+/// Whether a program can be started, as the shell would find it.
+fn is_executable(program: &OsString) -> bool {
     let can = |path: &Path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
     if program.as_encoded_bytes().contains(&b'/') {
         return can(Path::new(program));

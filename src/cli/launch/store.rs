@@ -3,12 +3,13 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use pleach::transport::Nanos;
 use pleach::transport::clock::now;
+use pleach::transport::mutex::lock;
 use pleach::transport::rendezvous::{Place, Rendezvous};
 
 use crate::cli::CommandError;
@@ -82,7 +83,7 @@ impl Between {
 
     /// The store is out of reach for a while.
     pub(crate) fn take_away(&self) {
-        let mut way = self.way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut way = lock(&self.way);
         way.away_until = now() + AWAY;
         for stream in way.streams.drain(..) {
             // It may be closed already.
@@ -101,7 +102,7 @@ fn connect(here: TcpStream, place: &Place, way: &Mutex<Way>) -> io::Result<()> {
     let there = TcpStream::connect_timeout(&address.ok_or(io::ErrorKind::NotFound)?, CONNECT_LIMIT)?;
     let ends = [(here.try_clone()?, there.try_clone()?), (there.try_clone()?, here.try_clone()?)];
     {
-        let mut way = way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut way = lock(way);
         if now() < way.away_until {
             return Ok(());
         }
