@@ -192,9 +192,14 @@ impl Healing {
         Ok(if is_healed { Begun::Healed } else { Begun::Over })
     }
 
+    /// The place of a member in its unit.
+    fn place(&self, process: Process) -> u32 {
+        process.seat.0 % self.unit
+    }
+
     /// Whether two members have the same states: those of the same place in their units.
     fn are_alike(&self, one: Process, other: Process) -> bool {
-        one.seat.0 % self.unit == other.seat.0 % self.unit
+        self.place(one) == self.place(other)
     }
 
     /// Those of them that have the same states as this process.
@@ -293,12 +298,13 @@ impl Healing {
     /// Compares how states are laid out: `all` by process, of which this one has `own`. Returns
     /// those that have them as the first has that is to have the same.
     fn layout(&self, all: &[Told], own: u64, states: &States) -> Result<BTreeSet<Process>, SessionError> {
-        let first_like = |told: &Told| {
-            all.iter().find(|holder| holder.has_them && self.are_alike(holder.process, told.process))
-        };
+        let mut first_at: BTreeMap<u32, &Told> = BTreeMap::new();
+        for holder in all.iter().filter(|told| told.has_them) {
+            first_at.entry(self.place(holder.process)).or_insert(holder);
+        }
         let mut same = BTreeSet::new();
         for told in all {
-            let Some(first) = first_like(told) else { continue };
+            let Some(first) = first_at.get(&self.place(told.process)) else { continue };
             if told.layout == first.layout {
                 same.insert(told.process);
             }
@@ -493,12 +499,14 @@ impl Healing {
         let all = others.into_iter().zip(hashes).chain([(self.own, own)]);
         let all: BTreeMap<Process, u64> =
             all.filter_map(|(process, hash)| hash.map(|hash| (process, hash))).collect();
-        let differs = |(process, hash): (&Process, &u64)| {
-            let alike = all.iter().filter(|(other, _)| self.are_alike(**other, *process));
-            let hashes: Vec<u64> = alike.map(|(_, hash)| *hash).collect();
-            (most(&hashes) != Some(*hash)).then_some(*process)
-        };
-        let members: Vec<Process> = all.iter().filter_map(differs).collect();
+        let mut at: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for (process, hash) in &all {
+            at.entry(self.place(*process)).or_default().push(*hash);
+        }
+        let expected: BTreeMap<u32, Option<u64>> =
+            at.into_iter().map(|(place, hashes)| (place, most(&hashes))).collect();
+        let differs = |(process, hash): &(Process, u64)| expected[&self.place(*process)] != Some(*hash);
+        let members: Vec<Process> = all.into_iter().filter(differs).map(|(process, _)| process).collect();
         if members.is_empty() {
             return Ok(true);
         }
