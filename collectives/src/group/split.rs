@@ -236,7 +236,7 @@ impl Group {
         self.gather_words(&own, &mut lines)?;
         let part = division.zip(opened).map(|(division, opened)| {
             let part = opened.and_then(|opened| {
-                let addresses = division.addresses(&lines, division.fabric(known))?;
+                let addresses = division.addresses(&lines, opened.device.fabric())?;
                 self.connect(division, opened, addresses)
             });
             part.map_err(|source| division.error(source))
@@ -317,10 +317,6 @@ struct Opened {
 }
 
 impl Division {
-    fn fabric(&self, known: &KnownRanks) -> Fabric {
-        known.part(&self.members, &self.name).fabric()
-    }
-
     /// Opens the device of this rank.
     fn open(&self, known: &KnownRanks) -> Result<Opened, JoinGroupError> {
         expect_memory(self.options.space)?;

@@ -78,12 +78,6 @@ impl KnownRanks {
         Self { fabric, is_asked_for: self.is_asked_for, secret, records, hosts: hosts.of }
     }
 
-    /// The fabric between them.
-    #[must_use]
-    pub fn fabric(&self) -> Fabric {
-        self.fabric
-    }
-
     /// Opens the device of this rank, which is that of `world`. `on_use`: pairs connect when their
     /// first use comes, whenever that is.
     ///
@@ -130,6 +124,12 @@ pub struct OpenedPart {
 }
 
 impl OpenedPart {
+    /// The fabric between the members.
+    #[must_use]
+    pub fn fabric(&self) -> Fabric {
+        self.known.fabric
+    }
+
     /// The address of the device, to be told to the other members.
     #[must_use]
     pub fn address(&self) -> &Address {
@@ -199,12 +199,12 @@ mod tests {
         for (members, fabrics, numbers) in rows {
             for (whole, expected) in [Hybrid, HybridVerbs].into_iter().zip(fabrics) {
                 let part = known(whole, FabricChoice::Auto, &hosts).part(members, "s0-0");
-                assert_eq!((part.fabric(), &*part.hosts), (expected, numbers), "{members:?}");
+                assert_eq!((part.fabric, &*part.hosts), (expected, numbers), "{members:?}");
                 let part = known(whole, FabricChoice::Only(whole), &hosts).part(members, "s0-0");
-                assert_eq!((part.fabric(), &*part.hosts), (whole, numbers), "{members:?}");
+                assert_eq!((part.fabric, &*part.hosts), (whole, numbers), "{members:?}");
             }
             for whole in [Shm, Tcp, Verbs] {
-                assert_eq!(known(whole, FabricChoice::Auto, &hosts).part(members, "s0-0").fabric(), whole);
+                assert_eq!(known(whole, FabricChoice::Auto, &hosts).part(members, "s0-0").fabric, whole);
             }
         }
     }
