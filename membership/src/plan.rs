@@ -64,6 +64,37 @@ impl Plan {
     pub(crate) fn causes(&self) -> Vec<Cause> {
         self.causes.clone()
     }
+
+    /// Takes in a unit of those that wait for a place in it, if it is whole, and it and all others
+    /// reach each other. It takes the place of the unit that is there.
+    fn admit(&mut self, waiting: &[&View], views: &Views, unit: Unit) {
+        let Some(number) = waiting.first().map(|joiner| unit.of(joiner.process)) else { return };
+        let replaced: Vec<Process> =
+            self.stay.iter().copied().filter(|member| unit.of(*member) == number).collect();
+        let mut joiners = BTreeSet::new();
+        for joiner in waiting {
+            let reach = |other: &Process| {
+                joiner.reached.contains(other)
+                    && views.get(other).is_some_and(|view| view.reached.contains(&joiner.process))
+            };
+            let mut others = self.stay.iter().filter(|member| !replaced.contains(member)).chain(&self.join);
+            let is_alone = others.clone().next().is_none();
+            let is_taken = joiners.iter().any(|other: &Process| other.seat == joiner.process.seat);
+            if !is_alone && !is_taken && others.all(reach) && joiners.iter().all(reach) {
+                joiners.insert(joiner.process);
+            }
+        }
+        let members = self.stay.len() + self.join.len() + joiners.len() - replaced.len();
+        if joiners.len() < unit.size() || members > MEMBERS_MAX {
+            return;
+        }
+        for process in replaced {
+            self.stay.remove(&process);
+            self.causes.push(Cause { process, reason: Reason::Replaced });
+        }
+        self.causes.extend(joiners.iter().map(|process| Cause { process: *process, reason: Reason::Joined }));
+        self.join.extend(joiners);
+    }
 }
 
 /// The newest views, the process's own among them.
@@ -152,37 +183,4 @@ pub(crate) fn plan(
         plan.admit(joiners, views, unit);
     }
     plan
-}
-
-impl Plan {
-    /// Takes in a unit of those that wait for a place in it, if it is whole, and it and all others
-    /// reach each other. It takes the place of the unit that is there.
-    fn admit(&mut self, waiting: &[&View], views: &Views, unit: Unit) {
-        let Some(number) = waiting.first().map(|joiner| unit.of(joiner.process)) else { return };
-        let replaced: Vec<Process> =
-            self.stay.iter().copied().filter(|member| unit.of(*member) == number).collect();
-        let mut joiners = BTreeSet::new();
-        for joiner in waiting {
-            let reach = |other: &Process| {
-                joiner.reached.contains(other)
-                    && views.get(other).is_some_and(|view| view.reached.contains(&joiner.process))
-            };
-            let mut others = self.stay.iter().filter(|member| !replaced.contains(member)).chain(&self.join);
-            let is_alone = others.clone().next().is_none();
-            let is_taken = joiners.iter().any(|other: &Process| other.seat == joiner.process.seat);
-            if !is_alone && !is_taken && others.all(reach) && joiners.iter().all(reach) {
-                joiners.insert(joiner.process);
-            }
-        }
-        let members = self.stay.len() + self.join.len() + joiners.len() - replaced.len();
-        if joiners.len() < unit.size() || members > MEMBERS_MAX {
-            return;
-        }
-        for process in replaced {
-            self.stay.remove(&process);
-            self.causes.push(Cause { process, reason: Reason::Replaced });
-        }
-        self.causes.extend(joiners.iter().map(|process| Cause { process: *process, reason: Reason::Joined }));
-        self.join.extend(joiners);
-    }
 }

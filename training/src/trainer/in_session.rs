@@ -243,7 +243,7 @@ fn session_of(trainer: &mut Trainer) -> &mut InSession {
 pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainError> {
     loop {
         give_up_what_was_left(trainer)?;
-        if trainer.scheme.is_some_and(|scheme| scheme.shares_steps()) {
+        if shares_steps(trainer) {
             if session_of(trainer).session.step() >= trainer.steps {
                 return Ok(None);
             }
@@ -255,9 +255,7 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
         }
         // A process that joins behind the last exchange has no step to make.
         let has_all = trainer.requested.is_some_and(|step| step >= trainer.steps);
-        if session_of(trainer).is_over
-            || (has_all && !trainer.scheme.is_some_and(|scheme| scheme.shares_steps()))
-        {
+        if session_of(trainer).is_over || (has_all && !shares_steps(trainer)) {
             return Ok(None);
         }
         let Some(number) = trainer.requested else {
@@ -268,9 +266,14 @@ pub(crate) fn attempt(trainer: &mut Trainer) -> Result<Option<Step<'_>>, TrainEr
     }
 }
 
+/// Whether the step of the scheme is the session's. The policy of a session is a scheme's.
+fn shares_steps(trainer: &Trainer) -> bool {
+    trainer.scheme.is_some_and(|scheme| scheme.shares_steps())
+}
+
 /// Has an attempt under way whose members the policy knows; false: it is over already.
 fn is_ready(trainer: &mut Trainer) -> Result<bool, TrainError> {
-    let is_by_step = trainer.scheme.is_some_and(|scheme| scheme.shares_steps());
+    let is_by_step = shares_steps(trainer);
     let own = session_of(trainer);
     if !own.is_under_way() {
         let number = begin(trainer)?;
@@ -434,7 +437,7 @@ fn goes_on_to_the_next(trainer: &mut Trainer) -> Result<bool, TrainError> {
 pub(crate) fn finish(trainer: &mut Trainer) -> Result<Trained, TrainError> {
     let end = loop {
         give_up_what_was_left(trainer)?;
-        if trainer.scheme.is_some_and(|scheme| scheme.shares_steps()) {
+        if shares_steps(trainer) {
             if begin(trainer)? == 0 && !is_prepared(trainer)? {
                 continue;
             }
