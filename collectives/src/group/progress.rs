@@ -76,6 +76,10 @@ impl ProgressThread {
         if progress.driver.board().relays() {
             progress.begin()?;
             progress.driver.board().alarm_by(progress.alarm());
+            // A peer may have asked before there was an alarm, and a poll of the joining caller has
+            // begun to connect to it. The pair is ready after more polls, and a connected peer does
+            // not ring.
+            progress.wake();
         }
         Ok(Some(progress))
     }
