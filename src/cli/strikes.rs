@@ -155,7 +155,8 @@ impl Strikes {
     pub(crate) fn works(&mut self, number: u32, seat: u32, ranks: u32) {
         self.seats[number as usize] = Some(seat);
         let state = &mut self.ranks[number as usize];
-        if !matches!(state, Rank::Struck(_)) {
+        // The others still name one that has ended until they have found its end out.
+        if matches!(state, Rank::Starting | Rank::Joining | Rank::Working { .. }) {
             *state = Rank::Working { ranks };
         }
     }
@@ -438,6 +439,17 @@ mod tests {
         assert_eq!(strikes(2, &[Fault::Kill]).next_fault(), None);
         assert_eq!(strikes(2, &[Fault::Cut, Fault::Slow]).next_fault(), Some((Fault::Slow, 2)));
         assert!(!strikes(2, &[Fault::Kill]).can_go_on() && strikes(2, &faults).can_go_on());
+    }
+
+    #[test]
+    fn one_that_has_ended_does_not_work_where_others_name_it() {
+        for (fault, is_well) in [(Fault::Kill, false), (Fault::Leave, true)] {
+            let mut strikes = strikes(3, &[fault]);
+            strikes.ranks[2] = Rank::Struck(fault);
+            assert_eq!(strikes.ended(2, is_well), Some(fault));
+            (0..3).for_each(|number| strikes.works(number, number, 3));
+            assert_eq!((strikes.working(), strikes.next_fault()), (2, None));
+        }
     }
 
     #[test]
