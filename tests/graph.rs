@@ -12,6 +12,13 @@ fn light(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("graph-analyzer/tests/data/light/light_{name}.onnx"))
 }
 
+fn transformer() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("graph-analyzer/tests/data/transformer/transformer.onnx")
+}
+
+/// The free dimensions of its inputs.
+const SENTENCES: [&str; 4] = ["--dim", "batch=2", "--dim", "length=5"];
+
 fn analyze(model: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
     command.args(["graph", "analyze"]).arg(model).args(arguments);
@@ -255,20 +262,21 @@ fn fields(object: &Value) -> Vec<&str> {
 
 #[test]
 fn a_model_on_two_ranks_has_the_outputs_of_one_process_and_copies_no_tensor_later() {
-    run_on_two_ranks("shm");
+    run_on_two_ranks("shm", &light("squeezenet"), &["--random-weights", "1"]);
 }
 
 mod verbs {
     #[test]
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
     fn a_model_on_two_ranks_has_the_outputs_of_one_process_and_copies_no_tensor_later() {
-        super::run_on_two_ranks("verbs");
+        // A processor that is emulated takes half a minute for an image.
+        super::run_on_two_ranks("verbs", &super::transformer(), &super::SENTENCES);
     }
 }
 
-fn run_on_two_ranks(fabric: &str) {
-    let arguments = ["--ranks", "2", "--random-weights", "1", "--iterations", "4", "--check"];
-    let lines = run_json(&light("squeezenet"), &[&arguments[..], &["--fabric", fabric]].concat());
+fn run_on_two_ranks(fabric: &str, model: &Path, of_model: &[&str]) {
+    let arguments = ["--ranks", "2", "--iterations", "4", "--check", "--fabric", fabric];
+    let lines = run_json(model, &[&arguments[..], of_model].concat());
     let of_rank = [
         "rank",
         "iterations",
@@ -315,11 +323,9 @@ fn run_on_two_ranks(fabric: &str) {
 
 #[test]
 fn tensors_of_a_run_are_copied_if_that_is_asked_for_and_cross_sockets_too() {
-    let transformer =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("graph-analyzer/tests/data/transformer/transformer.onnx");
-    let arguments = ["--ranks", "3", "--dim", "batch=2", "--dim", "length=5", "--iterations", "3", "--check"];
+    let arguments = ["--ranks", "3", "--iterations", "3", "--check"];
     let copied = ["--transfer", "copy", "--fabric", "tcp", "--depth", "1"];
-    let lines = run_json(&transformer, &[&arguments[..], &copied].concat());
+    let lines = run_json(&transformer(), &[&arguments[..], &SENTENCES, &copied].concat());
     assert_eq!(lines[3]["equal_to_parts"].as_bool(), Some(true));
     assert_eq!((lines[3]["fabric"].as_str(), lines[3]["transfer"].as_str()), (Some("tcp"), Some("copy")));
     let (first, later) = (lines[0]["copies_first"].as_u64(), lines[0]["copies_later"].as_u64());
@@ -329,14 +335,12 @@ fn tensors_of_a_run_are_copied_if_that_is_asked_for_and_cross_sockets_too() {
 /// The other ways of the comparison.
 #[test]
 fn tensors_of_a_run_cross_by_grpc_over_sockets_and_over_each_fabric() {
-    let transformer =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("graph-analyzer/tests/data/transformer/transformer.onnx");
-    let arguments = ["--ranks", "3", "--dim", "batch=2", "--dim", "length=5", "--iterations", "7", "--check"];
+    let arguments = ["--ranks", "3", "--iterations", "7", "--check"];
     for (transfer, fabric, depth) in
         [("grpc", "shm", "2"), ("grpc", "tcp", "1"), ("grpc-fabric", "shm", "1"), ("grpc-fabric", "tcp", "3")]
     {
         let of_way = ["--transfer", transfer, "--fabric", fabric, "--depth", depth];
-        let lines = run_json(&transformer, &[&arguments[..], &of_way].concat());
+        let lines = run_json(&transformer(), &[&arguments[..], &SENTENCES, &of_way].concat());
         assert_eq!(lines[3]["equal_to_parts"].as_bool(), Some(true), "{transfer} over {fabric}");
         assert_eq!(
             (lines[3]["fabric"].as_str(), lines[3]["transfer"].as_str()),
