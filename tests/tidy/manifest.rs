@@ -20,8 +20,7 @@ pub(crate) fn manifests() -> Vec<Manifest> {
     assert!(members.len() > 1, "the workspace has members");
     let names = members.iter().map(|member| format!("{member}/Cargo.toml"));
     // Workspaces of their own, and the root.
-    let own =
-        ["Cargo.toml", "python/Cargo.toml", "graph-analyzer/onnx/Cargo.toml", "exchange/proto/Cargo.toml"];
+    let own = ["Cargo.toml", "graph-analyzer/onnx/Cargo.toml", "exchange/proto/Cargo.toml"];
     names.chain(own.map(str::to_owned)).map(|name| manifest(read(&name))).collect()
 }
 

@@ -1,10 +1,12 @@
 """Starts ranks as processes of their own, and collects what each of them says."""
 
 import atexit
+import importlib.metadata
 import json
 import os
 import pathlib
 import random
+import runpy
 import shutil
 import signal
 import socket
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 try:
     import tomllib
@@ -68,8 +71,47 @@ def environment():
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
+def _become(script, arguments, variables):
+    """Makes of this child of the test, which has imported torch, a rank that runs a script and ends.
+
+    A rank that imports torch by itself takes three seconds of processor time to begin.
+    """
+    status = 1
+    try:
+        # Whoever has started it goes on when its other ends are closed. Their numbers stay taken, as
+        # files of the test may still be written when Python lets go of them.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number > 2:
+                os.dup2(nothing, number)
+        atexit._clear()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as an interpreter begins
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate("rww"))
+        sys.argv = [str(script), *arguments]
+        sys.path[:0] = [str(HERE), *variables["PYTHONPATH"].split(os.pathsep)]
+        import torch
+
+        torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+        # As importing torch does.
+        for point in importlib.metadata.entry_points(group="torch.backends"):
+            point.load()()
+        runpy.run_path(str(script), run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 def start(script, size, *arguments, within=None, **others):
-    """Starts `size` ranks of a script of this folder, or of `-c` and a text.
+    """Starts `size` ranks of a script of this folder, or of `-c` and a text in an interpreter of their own.
 
     within: of each rank what goes before its command; others: further variables.
     """
@@ -77,10 +119,13 @@ def start(script, size, *arguments, within=None, **others):
     ranks = []
     for rank in range(size):
         world = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, script if script == "-c" else str(HERE / script), *map(str, arguments)]
-        command = [*(within[rank] if within else ()), *command]
+        command = [*(within[rank] if within else ()), sys.executable, script, *map(str, arguments)]
         variables = environment() | {name: str(value) for name, value in (world | others).items()}
-        ranks.append(subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        # What becomes a rank never comes to the command.
+        become = None if script == "-c" else lambda: _become(HERE / script, command[2:], variables)  # noqa: B023
+        ranks.append(
+            subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=become)
+        )
     return ranks
 
 
