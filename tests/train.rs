@@ -321,6 +321,7 @@ fn a_loss_that_is_no_number_is_told_with_its_step_and_what_may_be_of_no_use() {
 
 #[test]
 fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtual_time() {
+    let mut simulated = std::collections::BTreeSet::new();
     for (fabric, scheme) in [
         ("shm", "gossip:direction=push"),
         ("tcp", "gossip:direction=push-sum"),
@@ -348,14 +349,16 @@ fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtua
         ("tcp", "bidmach:threshold=0.5"),
         ("shm", "gossip:reads=torn"),
     ] {
-        let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
+        let output = train(&["--fabric", fabric, "--scheme", scheme, "--epochs", "12", "--json"]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
         let last = text(&output.stdout).lines().last().expect("results");
         expect_learned(last, scheme, fabric);
         assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
-        let output = train(&["--simulate", "4", "--scheme", scheme, "--json"]);
-        assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
-        assert!(number(text(&output.stdout), "test_accuracy") >= 0.95, "{}", text(&output.stdout));
+        if simulated.insert(scheme) {
+            let output = train(&["--simulate", "4", "--scheme", scheme, "--json"]);
+            assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
+            assert!(number(text(&output.stdout), "test_accuracy") >= 0.95, "{}", text(&output.stdout));
+        }
     }
 }
 

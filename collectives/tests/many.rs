@@ -91,12 +91,12 @@ fn times_on_a_star_are_those_of_engines() {
 
 #[test]
 fn times_on_a_torus_are_those_of_engines() {
-    are_those_of_engines("torus:3x4", &Collective::ALL, &SIZES, 25);
+    are_those_of_engines("torus:3x4", &Collective::ALL, &SIZES[1..3], 12);
 }
 
 #[test]
 fn times_on_boxes_with_rails_are_those_of_engines() {
-    are_those_of_engines("dgx-h100:2", &Collective::ALL, &SIZES, 40);
+    are_those_of_engines("dgx-h100:2", &Collective::ALL, &SIZES[1..3], 20);
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn times_on_irregular_links_are_those_of_engines() {
 }
 
 #[test]
-fn times_of_sixty_four_ranks_are_those_of_engines() {
-    are_those_of_engines("star:64", &[Collective::AllReduce], &[64 << 10, 1 << 20], 12);
-    are_those_of_engines("dgx-a100:8", &[Collective::AllReduce], &[1 << 20], 5);
+fn times_of_many_ranks_are_those_of_engines() {
+    are_those_of_engines("star:32", &[Collective::AllReduce], &[64 << 10, 1 << 20], 12);
+    are_those_of_engines("dgx-a100:4", &[Collective::AllReduce], &[1 << 20], 5);
 }
 
 /// Without folding, the order of transfers that meet at a link is that of engines.

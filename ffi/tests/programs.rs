@@ -615,7 +615,6 @@ fn no_address_error_and_no_leak() {
     run_with(&sanitized("window.c"), 2, &folder, &["tcp"]);
     run_killed(&sanitized("session.c"), 3, &folder, &["shm"]);
     for source in ["collectives.c", "failures.c", "interrupted.c", "forked.c", "partial.c", "wrapper.cc"] {
-        run(&sanitized(source), 2, &folder);
         run(&sanitized(source), 4, &folder);
     }
     for source in ["memory.c", "device.c", "wrapper_device.cc"] {

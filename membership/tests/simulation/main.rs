@@ -177,7 +177,7 @@ fn jobs_of_units_under_faults() {
 }
 
 /// As many as take a few seconds.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 150;
 
 #[test]
 #[ignore = "takes minutes: nightly"]
