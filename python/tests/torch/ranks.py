@@ -72,7 +72,7 @@ def environment():
 
 
 def _become(script, arguments, variables):
-    """Makes of this child of the test, which has imported torch, a rank that runs a script and ends.
+    """Makes of this child of the test, which has imported torch, a rank that runs a script.
 
     A rank that imports torch by itself takes three seconds of processor time to begin.
     """
