@@ -483,6 +483,10 @@ impl Session {
             let members = record.members().len();
             let waited = clock::now().since(since);
             if members < self.elastic.fewest as usize {
+                if self.member.lock().has_announced() {
+                    // No step is under way at whose end it would leave.
+                    return Err(SessionError::Left);
+                }
                 if waited >= self.elastic.fewest_wait {
                     return Err(SessionError::TooFew { members, fewest: self.elastic.fewest, waited });
                 }

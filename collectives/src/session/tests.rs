@@ -122,6 +122,17 @@ fn a_signal_that_tells_to_leave_is_seen_at_the_end_of_the_step() {
 }
 
 #[test]
+fn who_is_told_to_leave_while_too_few_are_left_waits_for_nobody() {
+    let mut session = alone();
+    session.elastic.fewest = 2;
+    session.member.leaves_when().store(true, std::sync::atomic::Ordering::Relaxed);
+    let begun = clock::now();
+    let error = session.next().expect_err("leaves");
+    assert!(matches!(error, SessionError::Left), "{error}");
+    assert!(clock::now().since(begun) < session.elastic.fewest_wait / 4, "nobody is awaited");
+}
+
+#[test]
 fn a_state_that_is_being_changed_is_not_read() {
     let mut session = alone();
     let mut state = session.state::<u8>("w", 8).expect("has memory");
