@@ -150,6 +150,16 @@ impl Engine {
         self.queries.first_departed()
     }
 
+    /// How many ranks have left.
+    pub(crate) fn departures(&self) -> usize {
+        self.queries.departures()
+    }
+
+    /// Whether this rank has left.
+    pub(crate) fn has_departed(&self, peer: Rank) -> bool {
+        self.queries.has_departed(peer)
+    }
+
     /// Goes on with the end of the group; true when anything moved.
     pub(super) fn advance_failure(&mut self, now: Nanos) -> bool {
         match self.failure.phase {

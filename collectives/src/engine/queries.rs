@@ -68,6 +68,11 @@ impl Queries {
         self.left.first().copied()
     }
 
+    /// How many ranks have left.
+    pub(crate) fn departures(&self) -> usize {
+        self.left.len()
+    }
+
     /// Whether the peer has left.
     pub(crate) fn has_departed(&self, peer: Rank) -> bool {
         self.left.contains(&peer)

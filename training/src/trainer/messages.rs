@@ -6,7 +6,7 @@
 //!
 //! **Invariants:** messages of a peer are heard in its order, each once. A rank that waits ends
 //! with an error if no peer shows life for longer than the group's deadline: a message, or a new
-//! version of what it publishes.
+//! version of what it publishes; and at once if the peer for which it waits has left.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -95,7 +95,8 @@ impl Messages {
         self.outbox.is_empty()
     }
 
-    /// Takes what has come out of a window; waits for it at most that long.
+    /// Takes what has come out of a window; waits for it at most that long, and until a rank
+    /// leaves.
     fn receive(&mut self, window: &mut Window<f32>, limit: Duration) -> Result<usize, TrainError> {
         let words_slot = window.slots() - 1;
         let Self { come, spare, at_rest, .. } = self;
@@ -112,7 +113,8 @@ impl Messages {
             });
             come.push_back(Message { from: arrival.from, word: arrival.word, elements });
         };
-        let count = if limit.is_zero() { window.poll(seen)? } else { window.wait(limit, seen)? };
+        let count =
+            if limit.is_zero() { window.poll(seen)? } else { window.wait_or_departure(limit, seen)? };
         if count > 0 {
             self.waits_since = None;
         }
@@ -344,19 +346,38 @@ impl Trainer {
 
     /// Waits for a message, or for a credit.
     pub(crate) fn await_message(&mut self) -> Result<(), TrainError> {
+        // Looked at before its last messages are taken: it sends nothing more.
+        let has_left = self.owing().is_some_and(|(peer, _)| self.has_left(peer));
         let window = self.vectors.window.as_mut().expect("only a plan with a window waits for words");
         let deadline = window.timeout();
         let since = *self.messages.waits_since.get_or_insert_with(clock::now);
         let awaits_credit = !self.messages.outbox.is_empty() || !self.messages.untold.is_empty();
         let limit = if awaits_credit { TURN } else { deadline };
+        let limit = if has_left { Duration::ZERO } else { limit };
         let before = clock::now();
         let count = self.messages.receive(window, limit)?;
         let now = clock::now();
         self.times.waiting += now.since(before);
-        if count > 0 || now.since(since) < deadline {
+        if count > 0 || (now.since(since) < deadline && !has_left) {
             return Ok(());
         }
         self.look_for_life(since, now)
+    }
+
+    fn has_left(&self, peer: Rank) -> bool {
+        self.vectors.window.as_ref().is_some_and(|window| window.has_left(peer))
+    }
+
+    /// The peer for which this rank waits, and for what.
+    fn owing(&self) -> Option<(Rank, &'static str)> {
+        match self.messages.outbox.first() {
+            Some(Request::Write { to, .. } | Request::Tell { to, .. }) => Some((*to, "a credit")),
+            _ => {
+                let awaited = self.interpreter.awaits();
+                let awaited = awaited.or_else(|| self.messages.restless(self.group.rank()));
+                awaited.map(|peer| (peer, "a word of its training"))
+            }
+        }
     }
 
     /// Starts the deadline again if a peer has published something, or ends the training.
@@ -371,14 +392,8 @@ impl Trainer {
             self.messages.waits_since = None;
             return Ok(());
         }
-        let (peer, needed) = match (self.messages.outbox.first(), self.interpreter.awaits()) {
-            (Some(Request::Write { to, .. } | Request::Tell { to, .. }), _) => (*to, "a credit"),
-            (_, awaited) => {
-                let own = self.group.rank();
-                let awaited = awaited.or_else(|| self.messages.restless(own));
-                (awaited.unwrap_or(own), "a word of its training")
-            }
-        };
+        let (peer, needed) = self.owing().unwrap_or((self.group.rank(), "a word of its training"));
+        let window = self.vectors.window.as_ref().expect("as above");
         Err(window.give_up(peer, needed, now.since(since)).into())
     }
 }

@@ -46,6 +46,8 @@ pub struct Window<T> {
     /// Whether all peers' memory is mapped: then nothing is under way when a call has returned, but
     /// for started reads.
     all_mapped: bool,
+    /// Ranks of which [`Window::wait_or_departure`] has said that they left.
+    departures: usize,
     _element: PhantomData<T>,
 }
 
@@ -543,6 +545,35 @@ impl<T: Element> Window<T> {
     pub fn wait(
         &mut self,
         limit: Duration,
+        seen: impl FnMut(Arrival<'_, T>),
+    ) -> Result<usize, CollectiveError> {
+        self.wait_for(limit, false, seen)
+    }
+
+    /// As [`Window::wait`], but also returns, with 0, when a rank has left since this was called
+    /// last: for callers that know which ranks still owe them something ([`Window::has_left`]).
+    ///
+    /// # Errors
+    ///
+    /// The group has failed.
+    pub fn wait_or_departure(
+        &mut self,
+        limit: Duration,
+        seen: impl FnMut(Arrival<'_, T>),
+    ) -> Result<usize, CollectiveError> {
+        self.wait_for(limit, true, seen)
+    }
+
+    /// Whether this rank has left the window: it writes and polls no more.
+    #[must_use]
+    pub fn has_left(&self, rank: Rank) -> bool {
+        self.group.shared.driver.lock().engine.has_departed(rank)
+    }
+
+    fn wait_for(
+        &mut self,
+        limit: Duration,
+        or_departure: bool,
         mut seen: impl FnMut(Arrival<'_, T>),
     ) -> Result<usize, CollectiveError> {
         let count = self.poll(&mut seen)?;
@@ -551,10 +582,17 @@ impl<T: Element> Window<T> {
         }
         let mut core = self.turn()?;
         core.expect_window().0.await_signal(Some(Awaited::Arrival));
-        let come = self
-            .group
-            .drive_window(core, clock::now() + limit, |core| core.expect_window().0.has_come().then_some(()));
-        self.group.shared.driver.lock().expect_window().0.await_signal(None);
+        let known = self.departures;
+        let come = self.group.drive_window(core, clock::now() + limit, |core| {
+            let has_left = or_departure && core.engine.departures() > known;
+            (has_left || core.expect_window().0.has_come()).then_some(())
+        });
+        let mut core = self.group.shared.driver.lock();
+        core.expect_window().0.await_signal(None);
+        if or_departure {
+            self.departures = core.engine.departures();
+        }
+        drop(core);
         come?;
         self.poll(seen)
     }

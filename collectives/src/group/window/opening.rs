@@ -181,7 +181,7 @@ impl Group {
         }
         // Nobody needs a rank that has not come so far.
         self.barrier()?;
-        Ok(Window { group: self, layout, len, all_mapped, _element: PhantomData })
+        Ok(Window { group: self, layout, len, all_mapped, departures: 0, _element: PhantomData })
     }
 
     /// Ends the group where a peer's memory is none of this layout.
