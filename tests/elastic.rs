@@ -307,15 +307,22 @@ fn of_a_program_chaos_says_what_its_members_say_and_leaves_open_what_nobody_here
 
 #[test]
 fn a_program_is_told_to_leave_when_the_time_is_up_and_one_that_fails_by_itself_fails_chaos() {
-    let chaos = ["chaos", "--ranks", "2:3", "--faults", "leave,join", "--every", "100ms", "--for", "600ms"];
-    let output = run(&[&chaos[..], &["--json", "--"], &PROGRAM].concat());
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    // On a busy machine the time may be up before the first fault.
+    let output = ["1s", "3s", "6s"].into_iter().find_map(|lasts| {
+        let chaos = ["chaos", "--ranks", "2:3", "--faults", "leave,join", "--every", "100ms", "--for", lasts];
+        let output = run(&[&chaos[..], &["--json", "--"], &PROGRAM].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (text(&output.stdout).lines().count() > 1).then_some(output)
+    });
+    let output = output.expect("a process is struck before the time is up");
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
     let (last, faults) = lines.split_last().expect("results");
     let kinds: Vec<&str> = faults.iter().map(|line| field(line, "fault")).collect();
     let expected = ["\"leave\"", "\"join\""];
-    assert!(!kinds.is_empty() && kinds.iter().zip(expected.iter().cycle()).all(|(one, other)| one == other));
-    assert_eq!(number(last, "epochs") as usize, 1 + faults.len(), "each is an epoch: {lines:?}");
+    assert!(kinds.iter().zip(expected.iter().cycle()).all(|(one, other)| one == other), "{kinds:?}");
+    // Each is an epoch, and so may be the end of one or two of those that are told to leave.
+    let epochs = number(last, "epochs") as usize;
+    assert!((1 + faults.len()..=3 + faults.len()).contains(&epochs), "{lines:?}");
 
     let output =
         run(&["chaos", "--ranks", "1:2", "--", "sh", "-c", "echo here; echo 'error: no luck' >&2; exit 3"]);
