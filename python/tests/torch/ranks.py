@@ -78,7 +78,7 @@ def _become(script, arguments, variables):
     """
     status = 1
     try:
-        # Whoever has started it goes on when its other ends are closed. Their numbers stay taken, as
+        # Whoever has started it goes on when its other ends are closed. Their numbers stay taken:
         # files of the test may still be written when Python lets go of them.
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in map(int, os.listdir("/proc/self/fd")):
