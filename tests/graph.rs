@@ -269,7 +269,7 @@ mod verbs {
     #[test]
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
     fn a_model_on_two_ranks_has_the_outputs_of_one_process_and_copies_no_tensor_later() {
-        // A processor that is emulated takes half a minute for an image.
+        // An emulated processor takes more than half a minute for an image.
         super::run_on_two_ranks("verbs", &super::transformer(), &super::SENTENCES);
     }
 }
