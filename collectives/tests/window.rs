@@ -252,6 +252,25 @@ fn a_wait_for_a_write_ends_with_it_or_at_its_limit(fabric: Fabric) {
     });
 }
 
+fn a_wait_for_a_write_or_a_departure_ends_with_each_departure_once(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
+        let mut window = group.window::<u8>(1, 1).unwrap();
+        if group.rank() == 0 {
+            assert!(!window.has_left(1));
+            let begun = clock::now();
+            assert_eq!(window.wait_or_departure(window.timeout(), |_| ()).unwrap(), 0);
+            assert!(window.has_left(1) && clock::now().since(begun) < window.timeout() / 2);
+            let begun = clock::now();
+            assert_eq!(window.wait_or_departure(Duration::from_millis(20), |_| ()).unwrap(), 0);
+            assert!(clock::now().since(begun) >= Duration::from_millis(20), "it was told before");
+        } else {
+            compute_for(Duration::from_millis(50));
+        }
+        drop(window);
+        group.barrier().unwrap();
+    });
+}
+
 #[test]
 fn ranks_that_ask_for_different_windows_are_told_both() {
     let errors = with_group(Fabric::Shm, 3, |group| {
@@ -472,6 +491,7 @@ on_every_fabric!(
     every_write_is_polled_once_and_in_the_order_of_its_writer,
     a_write_waits_for_the_credit_of_its_slot_alone,
     a_wait_for_a_write_ends_with_it_or_at_its_limit,
+    a_wait_for_a_write_or_a_departure_ends_with_each_departure_once,
     without_a_thread_there_is_a_window_where_nobody_has_to_poll,
     a_rank_that_leaves_is_named_by_those_that_read_and_those_that_write,
     a_rank_that_does_not_poll_is_named_when_the_time_is_up,
