@@ -380,6 +380,19 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_was_stopped_takes_part_in_the_verdict_if_it_goes_on_soon() {
+        // It is silent for long when the deadline passes, and goes on 50 ms later.
+        let (at, duration) = (Duration::from_millis(5), TIMEOUT + Duration::from_millis(45));
+        let stopped = (Nanos::ZERO + at, Injected::Freeze { rank: 3, duration, watcher: true });
+        let mut cluster = cluster(4, false, &[stopped]);
+        let run = start(&mut cluster, 0, send_recv(3, 0), None).0;
+        let fault = end(&mut cluster, &[(0, run)])[0].clone().expect_err("nobody sends");
+        assert_eq!((fault.kind, fault.subject), (FaultKind::TimedOut, 3), "{fault}");
+        let board = &cluster.members[0].as_ref().expect("it is alive").board;
+        assert!(!board.agreement().has_lost(3), "it was called gone without having been asked");
+    }
+
+    #[test]
     fn a_rank_that_dies_while_it_connects_ends_the_group_on_all_ranks() {
         let ranks = 24;
         for at in [5, 30, 45, 60, 100, 5_000].map(Duration::from_micros) {

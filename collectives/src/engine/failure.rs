@@ -301,11 +301,6 @@ impl Engine {
         if !matches!(self.failure.phase, Phase::Active | Phase::Doubting { .. }) {
             return;
         }
-        let mut agreement = self.board.agreement();
-        // A query that other ranks passed on, or its answer, may be lost on its way.
-        let is_asked = |peer: &Rank| self.context.scratch.is_connected(*peer);
-        self.queries.silent(now).filter(is_asked).for_each(|peer| agreement.lose(peer));
-        drop(agreement);
         let Context { rank, ranks, .. } = self.context;
         self.failure.phase = Phase::Failing {
             negotiation: Negotiation::new(now),

@@ -83,11 +83,7 @@ impl Queries {
         self.open.values_mut().for_each(|query| query.since += unseen);
     }
 
-    /// Peers that have not answered for long.
-    pub(super) fn silent(&self, now: Nanos) -> impl Iterator<Item = Rank> + '_ {
-        self.open.keys().copied().filter(move |peer| self.silent_since(*peer, now).is_some())
-    }
-
+    /// Since when the peer has not answered, if that is long.
     fn silent_since(&self, peer: Rank, now: Nanos) -> Option<Nanos> {
         let since = self.open.get(&peer).map(|query| query.since);
         since.filter(|since| now.since(*since) >= SILENT_AFTER)
