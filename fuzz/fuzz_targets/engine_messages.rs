@@ -1,11 +1,11 @@
 //! Whatever messages two peers send to a rank, questions, answers and claims of why the group has
-//! failed: no panic, and what the rank answers is understood by another one. Whatever a person asks
-//! of a session, and it answers: no panic, and what decodes has exactly these bytes.
+//! failed: no panic, and what the rank answers is understood by another one. Whatever processes and
+//! people send to a member of a session: no panic, and what decodes survives being encoded.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use pleach_collectives::engine::StatusBoard;
-use pleach_collectives::session::asks::check_decoders;
+use pleach_collectives::session::check_decoders;
 use pleach_transport::Responder;
 
 /// Before a message: which peer sends it, and how long it is.

@@ -177,13 +177,8 @@ fn take_row(reader: &mut Reader<'_>) -> Result<MemberRow, Malformed> {
     Ok(MemberRow { process, host, epoch, step, state })
 }
 
-/// Decodes bytes with the decoders of this module: for fuzzing.
-///
-/// # Panics
-///
-/// When a decoded value does not survive encoding and decoding.
-#[doc(hidden)]
-pub fn check_decoders(bytes: &[u8]) {
+/// Decodes bytes as a question and as an answer: for fuzzing.
+pub(super) fn check_decoders(bytes: &[u8]) {
     if let Ok(ask) = Ask::decode(bytes) {
         assert_eq!(ask.encode(), bytes);
     }

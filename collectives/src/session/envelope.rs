@@ -174,6 +174,30 @@ impl Assembly {
     }
 }
 
+/// Opens bytes as a message, and what opens once more: for fuzzing.
+pub(crate) fn check_decoder(bytes: &[u8]) {
+    let Some(envelope) = Envelope::open(bytes) else { return };
+    let again = match &envelope {
+        Envelope::Engine { epoch, message } => of_engine(*epoch, message),
+        Envelope::Part { is_first, is_last, bytes } => {
+            let mut assembly = Assembly::default();
+            assembly.add(true, false, bytes);
+            assembly.add(*is_first, *is_last, bytes);
+            return;
+        }
+        Envelope::Word(own, place) => of_word(*own, place),
+        Envelope::Newcomer(neighbour) => of_newcomer(neighbour),
+        Envelope::Said(epoch, said) => of_said(*epoch, *said),
+        Envelope::Leave(incarnation) => of_leave(*incarnation),
+        Envelope::Meeting { epoch, key, value } => match of_meeting(*epoch, key, value) {
+            Some(message) => message,
+            None => return, // No control message is as long.
+        },
+        Envelope::End { record, below, messages } => of_end(*record, *below, *messages),
+    };
+    assert_eq!(Envelope::open(&again), Some(envelope));
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

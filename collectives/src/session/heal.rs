@@ -82,7 +82,7 @@ impl Said {
     pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(match reader.u8()? {
             0 => {
-                let flags = reader.u8()?;
+                let flags = Some(reader.u8()?).filter(|flags| *flags < 4).ok_or(Malformed)?;
                 Self::States { has_them: flags & 1 != 0, hides: flags & 2 != 0, layout: reader.u64()? }
             }
             1 => {
@@ -344,6 +344,19 @@ pub(crate) fn most(hashes: &[u64]) -> Option<u64> {
         .iter()
         .copied()
         .find(|hash| 2 * hashes.iter().filter(|other| *other == hash).count() > hashes.len())
+}
+
+/// Decodes bytes as a manifest of as many states and blocks as they may hold: for fuzzing.
+pub(crate) fn check_decoder(bytes: &[u8]) {
+    let Ok(states) = Reader::new(bytes).u32() else { return };
+    let states = (states as usize).min(bytes.len());
+    let blocks = bytes.len().saturating_sub(Manifest::encoded_len(states, 0)) / size_of::<u64>();
+    if let Ok(manifest) = Manifest::decode(bytes, states, blocks) {
+        assert_eq!(manifest.encode(), bytes);
+        for state in 0..states {
+            let _ = manifest.source(state, &(0..1));
+        }
+    }
 }
 
 #[cfg(test)]

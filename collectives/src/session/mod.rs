@@ -98,6 +98,19 @@ use shared_device::SharedDevice;
 use split::Splits;
 use state::Declaration;
 
+/// Decodes bytes with the decoders of what processes and people send to a member: for fuzzing.
+///
+/// # Panics
+///
+/// When a decoded value does not survive encoding and decoding.
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    envelope::check_decoder(bytes);
+    roster::check_decoder(bytes);
+    heal::check_decoder(bytes);
+    asks::check_decoders(bytes);
+}
+
 /// This part of the time until suspicion a process that leaves waits for others that leave too.
 const LEAVING_TOGETHER: u32 = 8;
 

@@ -133,6 +133,14 @@ impl Roster {
     }
 }
 
+/// Decodes bytes as a roster, and what decodes once more: for fuzzing.
+pub(crate) fn check_decoder(bytes: &[u8]) {
+    if let Ok(roster) = Roster::decode(bytes) {
+        let again = Roster::decode(&roster.encode()).expect("it is a roster's");
+        assert!(again.iter().eq(roster.iter()));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
