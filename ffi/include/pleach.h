@@ -671,6 +671,12 @@ typedef struct {
   int reason;
   // Random bits that tell the process from others on its seat.
   uint64_t incarnation;
+  // In the list pleachChangeMembers, for a member of both epochs: the messages of pleachSend
+  // from this process to it that it has not received when the epoch ended. No message crosses
+  // an epoch. Else 0.
+  uint64_t unreceivedTo;
+  // As `unreceivedTo`, of the messages from it to this process. Both ends count the same.
+  uint64_t unreceivedFrom;
 } pleachMember_t;
 
 // The arrival skew of a peer: how late it has made its calls, measured by this rank. Begin with

@@ -73,6 +73,12 @@ pub struct pleachMember_t {
     pub reason: c_int,
     /// Random bits that tell the process from others on its seat.
     pub incarnation: u64,
+    /// In the list pleachChangeMembers, for a member of both epochs: the messages of pleachSend
+    /// from this process to it that it has not received when the epoch ended. No message crosses
+    /// an epoch. Else 0.
+    pub unreceivedTo: u64,
+    /// As `unreceivedTo`, of the messages from it to this process. Both ends count the same.
+    pub unreceivedFrom: u64,
 }
 
 /// A verdict for the caller. `attempt`: the epoch of the attempt, the number of its members, and
@@ -157,9 +163,16 @@ pub unsafe extern "C" fn pleachSessionGetChange(
                     )));
                 }
             };
+            let unreceived = |process: Process| {
+                // Of who left nothing is known, and who came has sent nothing.
+                let found = change.unreceived.iter().find(|messages| messages.peer() == process);
+                found.map_or((0, 0), |messages| (messages.to(), messages.from()))
+            };
             for (at, (process, reason)) in found.iter().take(capacity).enumerate() {
                 let (seat, incarnation) = (process.seat.0 as c_int, process.incarnation.0);
-                let named = pleachMember_t { seat, reason: *reason, incarnation };
+                let (unreceivedTo, unreceivedFrom) = unreceived(*process);
+                let named =
+                    pleachMember_t { seat, reason: *reason, incarnation, unreceivedTo, unreceivedFrom };
                 // SAFETY: the list has room for `capacity` elements, and `at` is below `capacity`.
                 unsafe { members.add(at).write(named) };
             }

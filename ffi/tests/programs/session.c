@@ -54,6 +54,9 @@ static pleachResult_t attempt(pleachSession_t session, int split, pleachComm_t c
     int64_t bits = (int64_t)1 << seat;
     int members, at;
     pleachResult_t result;
+    OK(pleachCommCount(comm, &members));
+    /* Nobody receives it. */
+    if (seat == 0 && step == KILLED_AT && members == ranks) OK(pleachSend(&bits, 1, pleachInt64, 1, comm, NULL));
     sums[0] = bits;
     for (at = 1; at < COUNT; ++at) sums[at] = (int64_t)step + 1;
     /* In the session's memory, in place; then in memory of the program. */
@@ -63,14 +66,13 @@ static pleachResult_t attempt(pleachSession_t session, int split, pleachComm_t c
     if (seat == ranks - 1 && step == KILLED_AT) raise(SIGKILL);
     result = RESULT(pleachAllReduce(&bits, &bits, 1, pleachInt64, pleachBitOr, comm, NULL));
     if (result != pleachSuccess) return result;
-    OK(pleachCommCount(comm, &members));
     CHECK(bits == sums[0]);
     for (at = 1; at < COUNT; ++at) CHECK(sums[at] == members * ((int64_t)step + 1));
     return part_of(session, split, seat, bits);
 }
 
-/* The change names who was killed, and who goes on. */
-static void the_killed_one_is_named(pleachSession_t session, const pleachVerdict_t *verdict) {
+/* The change names who was killed, and who goes on, and counts the message that nobody received. */
+static void the_killed_one_is_named(pleachSession_t session, int seat, const pleachVerdict_t *verdict) {
     pleachMember_t members[8];
     size_t count = 9;
     int at;
@@ -87,7 +89,10 @@ static void the_killed_one_is_named(pleachSession_t session, const pleachVerdict
     OK(pleachSessionGetChange(session, pleachChangeMembers, members, 1, &count));
     CHECK(count == (size_t)ranks - 1 && members[0].seat == 0 && members[1].seat == -7);
     OK(pleachSessionGetChange(session, pleachChangeMembers, members, 8, &count));
-    for (at = 0; at < ranks - 1; ++at) CHECK(members[at].seat == at && members[at].reason == pleachReasonNone);
+    for (at = 0; at < ranks - 1; ++at) {
+        CHECK(members[at].seat == at && members[at].reason == pleachReasonNone);
+        CHECK(members[at].unreceivedTo == (seat == 0 && at == 1) && members[at].unreceivedFrom == (seat == 1 && at == 0));
+    }
 }
 
 int main(int argc, char **argv) {
@@ -136,7 +141,7 @@ int main(int argc, char **argv) {
         OK(pleachSessionCommit(session, step == KILLED_AT ? pleachSuccess : outcome, &verdict));
         if (verdict.kind == pleachVerdictRetry) {
             ++retries;
-            if (verdict.left > 0) the_killed_one_is_named(session, &verdict);
+            if (verdict.left > 0) the_killed_one_is_named(session, seat, &verdict);
             else CHECK(step == 2 && verdict.came == 0 && verdict.members == ranks);
         } else {
             CHECK(verdict.kind == pleachVerdictCommitted && verdict.text[0] == 0);
