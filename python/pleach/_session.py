@@ -249,6 +249,7 @@ class Session:
             heal=heal,
             unit=unit,
         )
+        self._trainer: _native.Trainer | None = None
 
     @property
     def step(self) -> int:
@@ -275,7 +276,7 @@ class Session:
         """The newest change of the members, also by a planned join or leave, which costs no retry. None if
         there was none since this process has come.
         """
-        newest: Change | None = self._native.change
+        newest: Change | None = (self._trainer or self._native).change
         return newest
 
     def split(self, color: Callable[[int], int | None]) -> Split:
@@ -324,6 +325,38 @@ class Session:
             if attempt.verdict is None:
                 raise ArgumentError("the attempt was not made; begin the body of the loop by 'with attempt as group'")
 
+    def trainer(
+        self,
+        scheme: str,
+        layers: Sequence[int],
+        *,
+        steps: int | None = None,
+        model: int = 0,
+        checked: bool = False,
+    ) -> _native.Trainer:
+        """Trains in this session: see ``pleach.Trainer`` for the arguments, which are the same on all members.
+
+        The trainer makes the steps of the session, so no other call of the session is made from now on but
+        ``change`` and ``leave``. When members end, stop or are out of reach, the others go on. By ``sync`` a
+        step in which that happened is computed again by the members that there are then, which
+        ``trainer.members`` says; by other schemes the exchange is made again. Each step and each exchange counts
+        once. A process that joins begins with what all have in common. States of the program's own, such as
+        what the optimizer keeps, are declared before, and changed with each step.
+
+            with pleach.Session(2, 8) as session:
+                trainer = session.trainer("sync", [1000, 10], steps=500)
+                while trainer.step():
+                    rank, ranks = trainer.members
+                    trainer.gradient[:] = slope(trainer.parameters, trainer.number, rank, ranks)
+                    trainer.update(lambda: np.subtract(trainer.parameters, 0.1 * trainer.gradient, out=trainer.parameters))
+                report = trainer.finish()
+
+        Raises ArgumentError for a scheme that there is not, or by which nobody trains in a session.
+        """
+        trainer = self._native.trainer(scheme, layers, steps=steps, model=model, checked=checked)
+        self._trainer = trainer
+        return trainer
+
     def audit(self) -> None:
         """Compares the states of all members that have committed the last step, between two steps.
 
@@ -343,7 +376,7 @@ class Session:
 
     def leave(self) -> None:
         """Leaves the job, between two steps. Does nothing when the session is over."""
-        self._native.leave()
+        (self._trainer or self._native).leave()
 
     def __enter__(self) -> Session:
         return self
@@ -355,9 +388,9 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         if error is None or isinstance(error, LeftError):
-            self._native.leave()
+            self.leave()
         else:
-            self._native.close()
+            (self._trainer or self._native).close()
 
     def __repr__(self) -> str:
         return f"<pleach.Session: seat {self.seat}>"

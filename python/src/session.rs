@@ -22,6 +22,7 @@ use crate::group::{Group, RegisteredMemory, limit};
 use crate::interrupt::{interrupted, raised};
 use crate::join::Settings;
 use crate::registered::Registered;
+use crate::trainer::Trainer;
 use crate::types::ElementType;
 
 /// This process's membership in a job: see ``pleach.Session``.
@@ -109,7 +110,7 @@ fn declared(
 
 /// An error as an exception; where a handler of a signal has interrupted the call, what the handler
 /// has raised.
-fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
+pub(crate) fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
     if let Some(raised) = raised() {
         return raised;
     }
@@ -157,7 +158,7 @@ fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
 }
 
 /// A change as Python has it.
-fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyAny>> {
     let reason = |reason: Reason| match reason {
         Reason::Died => "died",
         Reason::Unreachable => "unreachable",
@@ -176,6 +177,7 @@ fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyAny
     py.import("pleach._session")?.getattr("change")?.call1(fields)
 }
 
+const OVER: &str = "the session is over, or a trainer has it; join a new one";
 const BUSY: &str = "another thread is in a call of this session; make one call at a time";
 
 impl Session {
@@ -204,7 +206,7 @@ impl Session {
         });
         match made {
             Ok(Some(result)) => result.map_err(|error| exception(py, &error)),
-            Ok(None) => Err(error::named(py, "closed", "the session is over; join a new one")),
+            Ok(None) => Err(error::named(py, "closed", OVER)),
             Err(()) => Err(argument(py, BUSY)),
         }
     }
@@ -231,16 +233,22 @@ impl Session {
         }
     }
 
-    /// Ends the session.
-    fn end(&self, py: Python<'_>, leaves: bool) -> PyResult<()> {
+    /// Takes the session out, if no call of it is under way.
+    fn take(&self, py: Python<'_>) -> PyResult<Option<Box<RustSession>>> {
         self.expect_own(py)?;
-        // A call that is refused ends nothing.
         let session = match self.live.try_lock() {
             Ok(mut live) => live.take(),
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
             Err(TryLockError::WouldBlock) => return Err(argument(py, BUSY)),
         };
         self.end_epoch(py);
+        Ok(session)
+    }
+
+    /// Ends the session.
+    fn end(&self, py: Python<'_>, leaves: bool) -> PyResult<()> {
+        // A call that is refused ends nothing.
+        let session = self.take(py)?;
         let left = py.detach(|| match session {
             Some(session) if leaves => session.leave(),
             _ => Ok(()),
@@ -455,6 +463,25 @@ impl Session {
             Verdict::Committed => Ok(None),
             Verdict::Retry(change) => change_of(py, &change).map(Some),
         }
+    }
+
+    /// A trainer in this session, which has it from now on.
+    #[pyo3(signature = (scheme, layers, *, steps=None, model=0, checked=false))]
+    fn trainer(
+        &self,
+        py: Python<'_>,
+        scheme: &str,
+        layers: Vec<usize>,
+        steps: Option<u64>,
+        model: u64,
+        checked: bool,
+    ) -> PyResult<Trainer> {
+        let seats = self.between_steps(py, |session| Ok(session.seats()))?;
+        let session = || {
+            let taken = self.take(py)?.ok_or_else(|| error::named(py, "closed", OVER))?;
+            Ok(*taken)
+        };
+        Trainer::in_session(py, (scheme, &layers, steps), (model, checked), seats, session)
     }
 
     /// Compares the states of all members.

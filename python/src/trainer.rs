@@ -6,22 +6,38 @@
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-use pleach_collectives::Buffer;
+use pleach_collectives::{Buffer, Session as RustSession};
 use pleach_training::checkpoint::{CheckpointError, RankState};
 use pleach_training::interpreter::Staleness;
-use pleach_training::{Layout, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer};
+use pleach_training::{
+    Layout, LeftTraining, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{self, argument};
 use crate::group::{Group, Inner};
+use crate::session;
 
 /// A training, which owns the memory of the vectors.
 enum Training {
     Live(Box<RustTrainer>),
     Ended(Box<Trained>),
+    /// Of a session.
+    Left {
+        _memory: LeftTraining,
+    },
     /// Only while a call ends it.
     Ending,
+}
+
+/// Whose ranks train.
+enum Ranks {
+    Group(Arc<Inner>),
+    /// The members of a session, in this process.
+    Session {
+        process: u32,
+    },
 }
 
 /// A training, and why no further call of it is made.
@@ -32,6 +48,7 @@ struct State {
 
 /// Owns the memory of the vectors.
 struct Shared {
+    ranks: Ranks,
     state: Mutex<State>,
     /// Of the parameters and the gradient.
     addresses: [usize; 2],
@@ -54,7 +71,23 @@ struct Shared {
 pub(crate) struct Trainer {
     shared: Arc<Shared>,
     scheme: RustScheme,
-    group: Arc<Inner>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Ranks::Session { process } = self.ranks else { return };
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let training = std::mem::replace(&mut state.training, Training::Ending);
+        if process != std::process::id() {
+            // The session is the parent's. Its threads are not here, so nobody would end them.
+            std::mem::forget(training);
+            return;
+        }
+        let mut training = Some(training);
+        // The session's end waits for operations under way, which may need other threads of Python.
+        let _ = Python::try_attach(|py| py.detach(|| drop(training.take())));
+        drop(training);
+    }
 }
 
 /// Memory of a trainer. ``numpy.asarray(vector)`` is an array of float32 over it, which keeps it.
@@ -110,13 +143,16 @@ pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyRe
 }
 
 /// An error as an exception.
-fn exception(py: Python<'_>, group: &Inner, error: &TrainError) -> PyErr {
+fn exception(py: Python<'_>, ranks: &Ranks, error: &TrainError) -> PyErr {
     let text = error.to_string();
     match error {
-        TrainError::Collective(error) => error::collective(py, group.info(), error),
+        TrainError::Session(error) => session::exception(py, error),
+        TrainError::Collective(error) | TrainError::Line { error, .. } => match ranks {
+            Ranks::Group(group) => error::collective(py, group.info(), error),
+            Ranks::Session { .. } => error::named(py, "session", &text),
+        },
         TrainError::Different { other, .. } => error::about_rank(py, "mismatch", &text, *other),
         TrainError::Loss { rank, .. } => error::about_rank(py, "loss", &text, *rank),
-        TrainError::Line { error, .. } => error::collective(py, group.info(), error),
         TrainError::Window(_) | TrainError::Partial(_) => error::named(py, "join", &text),
         TrainError::Policy(_) => error::named(py, "protocol", &text),
         TrainError::Checkpoint(CheckpointError::Peer { rank, .. }) => {
@@ -127,6 +163,65 @@ fn exception(py: Python<'_>, group: &Inner, error: &TrainError) -> PyErr {
 }
 
 impl Trainer {
+    /// A trainer in a session, which it has from now on. Where the scheme does not train there, the
+    /// caller keeps the session.
+    pub(crate) fn in_session(
+        py: Python<'_>,
+        (scheme, layers, steps): (&str, &[usize], Option<u64>),
+        facts: (u64, bool),
+        seats: u32,
+        session: impl FnOnce() -> PyResult<RustSession>,
+    ) -> PyResult<Self> {
+        let (scheme, layout) = (scheme_of(py, scheme)?, Layout::of(layers));
+        let refused = scheme.plan_in_session(&layout, 0, seats).err();
+        if let Some(refusal) = refused.filter(|_| layout.parameters() > 0) {
+            return Err(argument(py, refusal.to_string()));
+        }
+        let session = session()?;
+        let made =
+            py.detach(|| RustTrainer::in_session(session, &scheme, &layout, steps.unwrap_or(u64::MAX)));
+        Self::of(py, (scheme, layout), Ranks::Session { process: std::process::id() }, made, facts)
+    }
+
+    /// A trainer that was made. `model` is compared between all ranks.
+    fn of(
+        py: Python<'_>,
+        (scheme, layout): (RustScheme, Layout),
+        ranks: Ranks,
+        made: Result<RustTrainer, TrainError>,
+        (model, checked): (u64, bool),
+    ) -> PyResult<Self> {
+        let trainer = made.map_err(|error| exception(py, &ranks, &error))?;
+        let trainer = trainer.comparing("the hash of the model", model);
+        let mut trainer = if checked { trainer.checked() } else { trainer };
+        let addresses = trainer.addresses().ok_or_else(|| argument(py, BUSY))?;
+        let addresses = addresses.map(<*mut f32>::expose_provenance);
+        let state = Mutex::new(State { training: Training::Live(Box::new(trainer)), failed: None });
+        let shared = Arc::new(Shared { ranks, state, addresses, count: layout.parameters() });
+        Ok(Self { shared, scheme })
+    }
+
+    /// Has the session of a training in one, if it is live. Its memory stays.
+    fn part(&self, py: Python<'_>, says_so: bool) -> PyResult<()> {
+        let Ranks::Session { .. } = self.shared.ranks else {
+            return Err(argument(py, "this trainer is of a group, which nobody leaves; abort it"));
+        };
+        let is_busy = py.detach(|| {
+            let mut state = match self.shared.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return true,
+            };
+            state.training = match std::mem::replace(&mut state.training, Training::Ending) {
+                Training::Live(trainer) if says_so => Training::Left { _memory: trainer.leave() },
+                Training::Live(trainer) => Training::Left { _memory: trainer.close() },
+                ended => ended,
+            };
+            false
+        });
+        if is_busy { Err(argument(py, BUSY)) } else { Ok(()) }
+    }
+
     /// Makes a call without the GIL, if no other thread makes one and none has failed.
     fn call<T: Send>(
         &self,
@@ -147,9 +242,9 @@ impl Trainer {
                 return Err(Refused::Failed(Python::attach(|py| failed.clone_ref(py))));
             }
             Ok(make(&mut state).inspect_err(|error| {
-                let ends = !matches!(error, TrainError::UnderWay { .. });
+                let ends = !matches!(error, TrainError::UnderWay { .. } | TrainError::InSession { .. });
                 if ends {
-                    let failed = Python::attach(|py| exception(py, &self.group, error));
+                    let failed = Python::attach(|py| exception(py, &self.shared.ranks, error));
                     state.failed = Some(failed);
                 }
             }))
@@ -159,7 +254,7 @@ impl Trainer {
             Ok(Err(error)) => {
                 let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
                 let failed = state.failed.as_ref().map(|failed| failed.clone_ref(py));
-                Err(failed.unwrap_or_else(|| exception(py, &self.group, &error)))
+                Err(failed.unwrap_or_else(|| exception(py, &self.shared.ranks, &error)))
             }
             Err(Refused::Failed(failed)) => Err(failed),
             Err(Refused::Busy) => Err(argument(py, BUSY)),
@@ -191,6 +286,7 @@ fn array(py: Python<'_>, vector: TrainedVector) -> PyResult<Bound<'_, PyAny>> {
 }
 
 const BUSY: &str = "another call of this trainer is under way; make one at a time";
+const NO_STEP: &str = "no step has begun, or there is no further one; call step()";
 const ENDED: &str = "the training has ended; make a new trainer";
 
 /// A report as a dictionary.
@@ -227,17 +323,10 @@ impl Trainer {
         checked: bool,
     ) -> PyResult<Self> {
         let scheme = scheme_of(py, scheme)?;
-        let (handle, inner) = (group.handle(py)?, group.inner());
+        let (handle, ranks) = (group.handle(py)?, Ranks::Group(group.inner()));
         let layout = Layout::of(&layers);
         let made = py.detach(|| RustTrainer::new(&handle, &scheme, &layout, steps.unwrap_or(u64::MAX)));
-        let trainer = made.map_err(|error| exception(py, &inner, &error))?;
-        let trainer = trainer.comparing("the hash of the model", model);
-        let mut trainer = if checked { trainer.checked() } else { trainer };
-        let addresses = trainer.addresses().ok_or_else(|| argument(py, BUSY))?;
-        let addresses = addresses.map(<*mut f32>::expose_provenance);
-        let state = Mutex::new(State { training: Training::Live(Box::new(trainer)), failed: None });
-        let shared = Arc::new(Shared { state, addresses, count: layout.parameters() });
-        Ok(Self { shared, scheme, group: inner })
+        Self::of(py, (scheme, layout), ranks, made, (model, checked))
     }
 
     /// The scheme, without usual values.
@@ -274,14 +363,14 @@ impl Trainer {
     /// The number of the step that has begun, from 0.
     #[getter]
     fn number(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        self.train(py, |trainer| Ok(trainer.step()?.map(|step| step.number())))
+        self.train(py, |trainer| Ok(trainer.begun().map(|step| step.number())))
     }
 
     /// The buckets of the gradient as pairs of places, in the order in which they should become
     /// ready.
     fn buckets(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize)>> {
         let pairs = |trainer: &mut RustTrainer| {
-            let step = trainer.step()?;
+            let step = trainer.begun();
             let buckets = step.as_ref().map_or(&[][..], |step| step.buckets());
             Ok(buckets.iter().map(|bucket| (bucket.start, bucket.end)).collect())
         };
@@ -290,7 +379,7 @@ impl Trainer {
 
     /// Says that a bucket of the gradient is complete. It may travel while the others are computed.
     fn ready(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
-        self.train(py, |trainer| trainer.step()?.map_or(Ok(()), |mut step| step.ready(bucket)))
+        self.train(py, |trainer| trainer.begun().map_or(Ok(()), |mut step| step.ready(bucket)))
     }
 
     /// Says that the gradient is complete, and goes on until there is a next step to compute.
@@ -301,7 +390,7 @@ impl Trainer {
     fn update(&self, py: Python<'_>, optimizer: Py<PyAny>, loss: f32) -> PyResult<u64> {
         let mut raised = None;
         let updated = self.train(py, |trainer| {
-            let Some(step) = trainer.step()? else { return Ok(None) };
+            let Some(step) = trainer.begun() else { return Ok(None) };
             let optimize = |parameters: &mut [f32], gradient: &[f32]| {
                 // Python reaches the elements by the address that it has. Neither slice is used
                 // until it returns.
@@ -324,7 +413,7 @@ impl Trainer {
             state.failed = Some(raised.clone_ref(py));
             return Err(raised);
         }
-        updated?.ok_or_else(|| argument(py, ENDED))
+        updated?.ok_or_else(|| argument(py, NO_STEP))
     }
 
     /// How many steps this rank has made since it last took in work of others.
@@ -383,7 +472,7 @@ impl Trainer {
             Training::Ended(trained) => {
                 Ok(Some((trained.progress, Some((trained.guarantee_held, trained.parameters_equal)))))
             }
-            Training::Ending => Ok(None),
+            Training::Left { .. } | Training::Ending => Ok(None),
         };
         let found = self.call(py, so_far)?;
         let (progress, ended) = found.ok_or_else(|| argument(py, ENDED))?;
@@ -430,6 +519,31 @@ impl Trainer {
             Err(error) => matches!(error, TryLockError::WouldBlock),
         });
         if is_busy { Err(argument(py, BUSY)) } else { Ok(()) }
+    }
+
+    /// The rank of this process in the step that has begun, and the number of ranks. In a session
+    /// they are those of the members that make it. None: no step has begun.
+    #[getter]
+    fn members(&self, py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
+        self.train(py, |trainer| Ok(trainer.begun().map(|step| step.members())))
+    }
+
+    /// The newest change of the members of the session; None: there was none, or no session.
+    #[getter]
+    fn change<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let newest =
+            |trainer: &mut RustTrainer| Ok(trainer.session().and_then(|session| session.change()).cloned());
+        self.train(py, newest)?.map(|change| session::change_of(py, &change)).transpose()
+    }
+
+    /// Leaves the session of a training in one. The others go on. Does nothing after the end.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        self.part(py, true)
+    }
+
+    /// Ends the session of a training in one: to the others it is as the end of the process.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.part(py, false)
     }
 
     fn __repr__(&self) -> String {

@@ -190,6 +190,86 @@ def test_a_step_that_raises_is_repeated_by_all_and_its_exception_is_the_cause(ra
     assert results[1][1].startswith("3 5 ZeroDivisionError('at 3') step 3 failed 4 times in a row"), results
 
 
+#: Rank 2 is killed, rank 1 leaves, and rank 0 makes the last steps alone. The optimizer has momentum, which
+#: is a state.
+TRAINED = """
+    import os, signal
+    import numpy as np, pleach
+    session = pleach.Session(1, 4, fabric="FABRIC", program="trained", suspect_after=1.0, begin_wait=60)
+    with session:
+        velocity = session.state("velocity", 8, "float32")
+        trainer = session.trainer("SCHEME", [5, 3], steps=40, checked=True)
+        x, gradient = trainer.parameters, trainer.gradient
+        x[:] = 9
+        updates, changes = 0, []
+        def sgd():
+            global updates
+            updates += 1
+            velocity.update(lambda v: np.add(0.5 * v, gradient, out=v))
+            np.subtract(x, 0.3 * velocity.array, out=x)
+        while trainer.step():
+            rank, ranks = trainer.members
+            if session.change is not None and session.change.left not in changes:
+                changes.append(session.change.left)
+            if (session.seat, trainer.number) == (2, 11):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (session.seat, trainer.number) == (1, 25):
+                break
+            gradient[:] = x - 1
+            trainer.update(sgd)
+        if session.seat == 0:
+            report = trainer.finish()
+            assert report["guarantee_held"] and report["parameters_equal"], report
+            assert (rank, ranks) == (0, 1) and updates == 40, (rank, ranks, updates)
+            assert abs(x - 1).max() < 1e-3, x
+            print(changes, flush=True)
+        for make in (lambda: session.step, lambda: session.trainer("sync", [4])):
+            try:
+                make()
+                raise AssertionError("the session is the trainer's")
+            except pleach.ClosedError as error:
+                assert "a trainer has it" in str(error), error
+    assert len(x) == 8 and x[0] == x[7] and gradient[0] == gradient[7], "memory stays"
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("fabric, scheme", [("shm", "sync"), ("tcp", "local-sgd:every=3")])
+def test_a_training_goes_on_when_a_member_is_killed_and_another_one_leaves(ranks, fabric, scheme):
+    job = ranks(3, TRAINED.replace("FABRIC", fabric).replace("SCHEME", scheme))
+    results = [job.finish(rank, timeout=60) for rank in range(3)]
+    assert [status for status, _, _ in results] == [0, 0, -signal.SIGKILL], results
+    assert results[0][1].splitlines() == [str([{2: "died"}, {1: "left"}]), "done"], results
+    assert results[1][1] == "done\n", results
+
+
+def test_a_trainer_refuses_what_a_session_has_not(ranks):
+    program = """
+        import numpy as np, pleach
+        with pleach.Session(1, 2, program="refused", begin_wait=60) as session:
+            try:
+                session.trainer("gossip", [4])
+                raise AssertionError("nobody trains so")
+            except pleach.ArgumentError as error:
+                print(error, flush=True)
+            trainer = session.trainer("sync", [4], steps=2)
+            for make in (trainer.state, trainer.averaged, lambda: trainer.restore(b"")):
+                try:
+                    make()
+                    raise AssertionError("a session has none")
+                except pleach.ArgumentError as error:
+                    print(error, flush=True)
+                    break
+            while trainer.step():
+                trainer.update(lambda: None)
+            trainer.finish()
+    """
+    job = ranks(2, program)
+    for rank in range(2):
+        status, out, error = job.finish(rank, timeout=60)
+        assert status == 0 and "gossip" in out and "session" in out, (out, error)
+
+
 @pytest.mark.parametrize("where", ["call", "commit", "next"])
 def test_ctrl_c_ends_a_call_that_waits_and_the_others_go_on(ranks, tmp_path, where):
     program = """

@@ -36,6 +36,7 @@ mod metrics;
 mod models;
 mod registered;
 mod rounds;
+mod trained;
 
 pub(crate) use checkpoints::Kept;
 
@@ -50,7 +51,7 @@ use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
 
 use crate::compression::{Compression, Parts};
-use crate::interpreter::{Interpreter, Plan, Request, Staleness, Vectors, combine, digest, encode};
+use crate::interpreter::{Interpreter, Plan, Request, Vectors, combine, digest, encode};
 use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Vector};
@@ -59,10 +60,12 @@ use crate::rows::Rows;
 use crate::scheme::Scheme;
 pub use error::TrainError;
 use in_session::InSession;
+pub use in_session::LeftTraining;
 use messages::Messages;
 use metrics::TrainingMetrics;
 use registered::RegisteredVectors;
 use rounds::Lines;
+pub use trained::{Progress, Trained};
 
 /// Compared between ranks: the checkpoint that they go on from.
 const CHECKPOINT: &str = "the mark of the checkpoint";
@@ -159,55 +162,6 @@ pub struct Trainer {
     /// Whether it is measured before the last exchange.
     is_checked: bool,
     metrics: TrainingMetrics,
-}
-
-/// How far a training has come on this rank.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// The steps that this rank has made.
-    pub steps: u64,
-    /// Since the first step; of a finished training to the end of the last exchange.
-    pub time: Duration,
-    /// The part of that time in which this rank had nothing to compute.
-    pub waiting: Duration,
-    /// The part of that time in which an operation was under way, at most: an operation counts
-    /// until this rank has waited for it.
-    pub communicating: Duration,
-    /// Bytes of the vectors that this rank gave to be averaged, read and wrote.
-    pub bytes: u64,
-    /// How old parameters were when gradients were computed at them.
-    pub staleness: Staleness,
-    /// The places so far at which all ranks had to have the same parameters, or the same centre.
-    pub agreements: u64,
-    /// How far this replica was from the others when that was measured last: the distance of this
-    /// rank's parameters from the mean of all ranks, as a share of the length of the mean. Measured
-    /// by [`Trainer::averaged`], and of a [checked](Trainer::checked) training before its last
-    /// exchange, but with [`Scheme::ElasticBsp`].
-    pub spread: Option<f64>,
-}
-
-/// A finished training.
-#[derive(Debug)]
-pub struct Trained {
-    /// The number of this rank at the end.
-    pub rank: Rank,
-    /// The number of ranks at the end.
-    pub ranks: u32,
-    /// The parameters at the end.
-    pub parameters: Buffer<f32>,
-    /// The gradient of the last step: the program's, or the average.
-    pub gradient: Buffer<f32>,
-    /// How this rank came to its end.
-    pub progress: Progress,
-    /// Whether all ranks had the same parameters, or the same centre, where they had to, at each
-    /// place where these were hashed ([`Trainer::checked`]), and what the scheme conserves was
-    /// conserved on all ranks.
-    pub guarantee_held: bool,
-    /// Whether all ranks have the same parameters at the end, bit for bit.
-    pub parameters_equal: bool,
-    /// What people are to be told of the scheme's values, if this rank knows of something; rank 0
-    /// does.
-    pub remark: Option<String>,
 }
 
 impl Trainer {
@@ -466,6 +420,15 @@ impl Trainer {
         }
     }
 
+    /// The step that has begun and has not ended: for those who cannot keep a [`Step`], as programs
+    /// in other languages.
+    pub fn begun(&mut self) -> Option<Step<'_>> {
+        let is_computed = |in_session: &InSession| in_session.is_computing();
+        let has_begun = self.began.is_some() && self.in_session.as_ref().is_none_or(is_computed);
+        let number = self.requested.filter(|number| has_begun && *number < self.steps)?;
+        Some(Step { trainer: self, number })
+    }
+
     /// Ends the training after the steps made so far, which are as many on all ranks, and compares
     /// the parameters of all ranks.
     ///
@@ -497,11 +460,14 @@ impl Trainer {
 
     /// Leaves the session of a training in one: after `SessionError::Left`, or for good before
     /// the last step. The others go on.
-    pub fn leave(mut self) {
-        let in_session = self.in_session.take();
-        // The group of an epoch ends before its session.
-        drop(self);
-        in_session.into_iter().for_each(InSession::leave);
+    pub fn leave(self) -> LeftTraining {
+        in_session::leave(self, true)
+    }
+
+    /// Ends the session of a training in one at once: to the others it is as the end of the
+    /// process.
+    pub fn close(self) -> LeftTraining {
+        in_session::leave(self, false)
     }
 
     fn last_exchange(&mut self) -> Result<Trained, TrainError> {

@@ -77,6 +77,7 @@ impl Pieces {
 pub(crate) type Optimizer = Box<dyn FnMut(Range<usize>, &mut [f32], &[f32]) + Send>;
 
 /// The vectors of a rank.
+#[derive(Default)]
 pub(crate) struct RegisteredVectors {
     /// If the program has given it to the trainer.
     pub(crate) optimizer: Option<Optimizer>,
