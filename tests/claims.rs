@@ -1,20 +1,22 @@
-//! Claims of papers, in the form that takes a moment: those experiments of `cargo bench --bench
-//! training` that plan, or train for few steps, and the page on which all of them stand.
+//! Claims of papers, in the form that takes a moment: the experiments of `cargo bench --bench
+//! training`, of which those that train make a part, and the page on which all of them stand.
 
 #[path = "../benches/training/claims/mod.rs"]
 mod claims;
 
 use claims::images::Data;
-use claims::{Claim, EXPERIMENTS, Material, Verdict, barriers, blink, das, hybrid, quality, zhang};
+use claims::{
+    Claim, EXPERIMENTS, Material, Verdict, barriers, blink, das, hybrid, jin, quality, staleness, zhang,
+};
 
-/// One seed, and the digits alone.
-fn material() -> Material {
+/// So many seeds, and the digits alone.
+fn material(seeds: u64) -> Material {
     let digits = Data::digits().expect("the built-in digits are whole");
-    Material { digits, mnist: Err("the short form needs none".to_owned()), seeds: vec![42] }
+    Material::new(digits, Err("the test has none".to_owned()), (42..42 + seeds).collect())
 }
 
 fn found(experiment: fn(&Material) -> Result<Claim, String>) -> Claim {
-    experiment(&material()).expect("the experiment can be made")
+    experiment(&material(1).short()).expect("the experiment can be made")
 }
 
 #[test]
@@ -33,6 +35,37 @@ fn exact_claims_are_found() {
 }
 
 #[test]
+fn claims_of_trainings_are_found_in_short() {
+    for experiment in [
+        zhang::beside_downpour,
+        quality::grid_keeps_quality,
+        jin::frozen_rank,
+        barriers::waiting,
+        barriers::credits,
+        staleness::throughput,
+        staleness::regret,
+        staleness::sweep,
+        quality::outer_steps_keep_quality,
+    ] {
+        let claim = found(experiment);
+        assert_eq!(claim.verdict, Verdict::Found, "{}", claim.text());
+    }
+    // One seed says too little.
+    let several = material(5).short();
+    for experiment in [barriers::final_loss, quality::majority_keeps_accuracy] {
+        let claim = experiment(&several).expect("the experiment can be made");
+        assert_eq!(claim.verdict, Verdict::Found, "{}", claim.text());
+    }
+}
+
+#[test]
+fn an_experiment_that_does_not_find_its_claim_says_why() {
+    let claim = found(jin::crossing);
+    let Verdict::NotFound { because } = &claim.verdict else { panic!("{}", claim.text()) };
+    assert!(!because.is_empty() && !claim.table.contains("NaN"), "{}", claim.text());
+}
+
+#[test]
 fn packed_trees_are_never_slower_than_rings_on_any_allocation() {
     let rates = blink::rates().expect("every allocation is packed");
     // As many connected allocations as the paper counts.
@@ -45,9 +78,9 @@ fn packed_trees_are_never_slower_than_rings_on_any_allocation() {
 
 #[test]
 fn an_experiment_without_its_images_says_so() {
-    let claim = found(zhang::beside_downpour);
+    let claim = zhang::beside_downpour(&material(1)).expect("it needs no experiment");
     let Verdict::NotMeasured { because } = &claim.verdict else { panic!("{}", claim.text()) };
-    assert_eq!(because, "the short form needs none");
+    assert_eq!(because, "the test has none");
 }
 
 #[test]

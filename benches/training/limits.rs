@@ -4,42 +4,52 @@
 //! exchange stands beside a copy of as many bytes, in turn. The load stands below the table.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use pleach::transport::clock;
 use pleach::window::{Window, Word};
-use pleach::{Fabric, FabricChoice, Group, Launcher, Options, Rank, Rendezvous, World};
+use pleach::{Fabric, FabricChoice, Group, Launcher, Options, Rank, ReduceOp, Rendezvous, World};
 use pleach_training::parallelize::{Machine, Network, Planner};
 use pleach_training::policy::Actions;
 use pleach_training::simulation::Settings;
 use pleach_training::zipline::{Objective, Prediction, place};
-use pleach_training::{Layout, Learner, Scheme, Simulation};
+use pleach_training::{Layout, Learner, Scheme, Sgd, Simulation, Trainer};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::allocations::{counted, most_bytes};
+use crate::claims::images::Data;
 use crate::claims::report::is_chosen;
 use crate::claims::world::Links;
 use crate::claims::{Material, barriers, median};
+use crate::overlap::overlap;
 use crate::told::{RANKS, halves, plan, schemes, settings, tell};
 
 /// A row: the quantity, its goal, its value, and whether it is reached.
-struct Limit {
+pub(crate) struct Limit {
     what: String,
     goal: &'static str,
     found: String,
     is_reached: bool,
 }
 
+impl Limit {
+    pub(crate) fn new(what: String, goal: &'static str, found: String, is_reached: bool) -> Self {
+        Self { what, goal, found, is_reached }
+    }
+}
+
 type Measurement = (&'static str, fn(&Material) -> Result<Vec<Limit>, String>);
 
-const MEASUREMENTS: [Measurement; 5] = [
+const MEASUREMENTS: [Measurement; 7] = [
     ("limit: policies", policies),
     ("limit: planners", planners),
     ("limit: simulated ranks", simulated_ranks),
     ("limit: a thousand ranks", thousand_ranks),
     ("limit: exchanges", exchanges),
+    ("limit: loops", loops),
+    ("limit: overlap", |_| overlap()),
 ];
 
 /// Measures those of these names; returns the table, empty if there are none.
@@ -199,8 +209,8 @@ const SIMULATED: [&str; 3] = ["sync", "gossip", "easgd"];
 
 /// The share of processor time that a simulation takes beside its gradients.
 fn simulated_ranks(material: &Material) -> Result<Vec<Limit>, String> {
-    let data = material.mnist.as_ref().unwrap_or(&material.digits);
-    let reader = data.reader(material.seeds[0]);
+    let data = material.mnist().unwrap_or_else(|_| material.digits());
+    let reader = data.reader(material.seeds()[0]);
     let mut limits = Vec::new();
     for text in SIMULATED {
         let scheme: Scheme = text.parse().map_err(|error| format!("{text}: {error}"))?;
@@ -235,7 +245,7 @@ fn simulated_ranks(material: &Material) -> Result<Vec<Limit>, String> {
 /// The most memory of a simulation of a thousand ranks.
 fn thousand_ranks(material: &Material) -> Result<Vec<Limit>, String> {
     const MOST_BYTES: usize = 2 << 30;
-    let reader = material.digits.reader(material.seeds[0]);
+    let reader = material.digits().reader(material.seeds()[0]);
     let parameters = reader.layout().parameters();
     let mut limits = Vec::new();
     for text in SIMULATED {
@@ -261,10 +271,10 @@ fn thousand_ranks(material: &Material) -> Result<Vec<Limit>, String> {
 /// Parameters of an exchange.
 const LONG: usize = 25_000_000;
 
-fn group(rank: Rank, folder: &Path) -> Result<Group, String> {
+fn group(rank: Rank, ranks: u32, folder: &Path) -> Result<Group, String> {
     let mut options = Options::new(World {
         rank,
-        world_size: 2,
+        world_size: ranks,
         local_rank: Some(rank),
         rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
         launcher: Launcher::Arguments,
@@ -272,6 +282,24 @@ fn group(rank: Rank, folder: &Path) -> Result<Group, String> {
     });
     options.fabric = FabricChoice::Only(Fabric::Shm);
     Group::join(&options).map_err(|error| error.to_string())
+}
+
+/// A folder in which ranks meet, removed with this.
+struct Meeting(PathBuf);
+
+impl Meeting {
+    fn new(name: &str) -> Result<Self, String> {
+        let folder =
+            std::env::temp_dir().join(format!("pleach-bench-training-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
 }
 
 /// Rank 1: publishes once, and takes what is written, until it is over.
@@ -287,18 +315,17 @@ fn serve(window: &mut Window<f32>, is_over: &AtomicBool) -> Result<(), String> {
 
 /// Runs `body` as rank 0 of two threads, with a window of so many elements.
 fn with_window<T>(len: usize, body: impl FnOnce(&mut Window<f32>) -> Result<T, String>) -> Result<T, String> {
-    let folder = std::env::temp_dir().join(format!("pleach-bench-training-{}-{len}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let folder = Meeting::new(&format!("window-{len}"))?;
     let is_over = AtomicBool::new(false);
-    let ended = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let peer = scope.spawn(|| {
-            let group = group(1, &folder)?;
+            let group = group(1, 2, &folder.0)?;
             let mut window = group.window(len, 1).map_err(|error| error.to_string())?;
             serve(&mut window, &is_over)?;
             window.close().map_err(|error| error.to_string())
         });
         let ended = (|| {
-            let group = group(0, &folder)?;
+            let group = group(0, 2, &folder.0)?;
             let mut window = group.window(len, 1).map_err(|error| error.to_string())?;
             let mut first = [0.0];
             while window.read(1, 0..1, &mut first).map_err(|error| error.to_string())?.0 == 0 {
@@ -311,9 +338,7 @@ fn with_window<T>(len: usize, body: impl FnOnce(&mut Window<f32>) -> Result<T, S
         })();
         is_over.store(true, Ordering::Relaxed);
         peer.join().map_err(|_| "rank 1 panicked".to_owned())?.and(ended)
-    });
-    std::fs::remove_dir_all(&folder).ok();
-    ended
+    })
 }
 
 /// Nanoseconds of one run.
@@ -373,4 +398,82 @@ fn exchanges(_: &Material) -> Result<Vec<Limit>, String> {
             is_reached: short_ns <= 2e3,
         },
     ])
+}
+
+// ---- The loop of synchronous SGD.
+
+/// Steps of a loop until the other one has its turn, and turns of each.
+const TURN_STEPS: u64 = 100;
+const LOOP_TURNS: usize = 25;
+
+/// The least share of the steps of the loop by hand.
+const LOOP_SHARE: f64 = 0.98;
+
+/// Steps in a second of a trainer by `sync` over those of a loop by hand, which computes gradients,
+/// averages them in registered memory and makes the step.
+fn share_of_loop(group: &Group, data: &Data) -> Result<f64, String> {
+    let failed = |error: pleach::CollectiveError| error.to_string();
+    let not_trained = |error: pleach_training::TrainError| error.to_string();
+    let reader = data.reader(0);
+    let (rank, layout) = (group.rank(), reader.layout());
+    let part = group.split(Some(0), 0).map_err(|error| error.to_string())?.ok_or("no part")?;
+    let scheme = "sync".parse::<Scheme>().map_err(|error| error.to_string())?;
+    let mut trainer = Trainer::new(&part, &scheme, &layout, u64::MAX).map_err(not_trained)?;
+    trainer.parameters_mut().copy_from_slice(&reader.initial());
+    let mut parameters = reader.initial();
+    let mut gradient = group.buffer::<f32>(layout.parameters()).map_err(failed)?;
+    let [mut by_hand, mut by_trainer] = [(); 2].map(|()| Sgd::new(layout.parameters(), 0.05, 0.9));
+    let mut shares = Vec::new();
+    for turn in 0..=LOOP_TURNS {
+        group.barrier().map_err(failed)?;
+        let loop_ns = once_ns(|| {
+            (0..TURN_STEPS).try_for_each(|step| {
+                reader.gradient(rank, step, &parameters, &mut gradient);
+                group.all_reduce(&mut gradient, ReduceOp::Avg).map_err(failed)?;
+                by_hand.step(&mut parameters, &gradient);
+                Ok(())
+            })
+        })?;
+        group.barrier().map_err(failed)?;
+        let trainer_ns = once_ns(|| {
+            (0..TURN_STEPS).try_for_each(|_| {
+                let mut step = trainer.step().map_err(not_trained)?.ok_or("no step")?;
+                let number = step.number();
+                let (parameters, gradient) = step.vectors().map_err(not_trained)?;
+                let loss = reader.gradient(rank, number, parameters, gradient);
+                let stepped =
+                    |parameters: &mut [f32], gradient: &[f32]| by_trainer.step(parameters, gradient);
+                step.update(stepped, loss).map_err(not_trained)
+            })
+        })?;
+        if turn > 0 {
+            shares.push(loop_ns / trainer_ns);
+        }
+    }
+    trainer.finish().map_err(not_trained)?;
+    Ok(median(shares))
+}
+
+fn loops(material: &Material) -> Result<Vec<Limit>, String> {
+    let data = material.mnist().unwrap_or_else(|_| material.digits());
+    let of = |ranks: u32| {
+        let folder = Meeting::new(&format!("loop-{ranks}"))?;
+        let share = std::thread::scope(|scope| {
+            let one = |rank| share_of_loop(&group(rank, ranks, &folder.0)?, data);
+            let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || one(rank))).collect();
+            let ended = threads.into_iter().map(|rank| rank.join().map_err(|_| "a rank panicked".to_owned()));
+            ended.map(|share| share?).collect::<Result<Vec<f64>, String>>()
+        })?;
+        let share = median(share);
+        Ok(Limit {
+            what: format!(
+                "steps/s by `sync` over those of the same loop by hand, {}, batch of 16, {ranks} ranks, shm, in turn",
+                data.name
+            ),
+            goal: "≥ 0.98",
+            found: format!("{share:.3}"),
+            is_reached: share >= LOOP_SHARE,
+        })
+    };
+    [2, 4].into_iter().map(of).collect()
 }

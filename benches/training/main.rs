@@ -17,6 +17,10 @@ use clap::Parser;
 mod allocations;
 mod claims;
 mod limits;
+#[allow(dead_code)] // Ranks do not meet in other ways here.
+#[path = "../../tests/links/mod.rs"]
+mod links;
+mod overlap;
 #[path = "../../training/tests/told/mod.rs"]
 mod told;
 
@@ -61,14 +65,12 @@ const MARKS: [&str; 2] = [
 const SEED: u64 = 42;
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    let material = Material {
-        digits: Data::digits()?,
-        mnist: match &arguments.data {
-            Some(folder) => Ok(Data::mnist(folder)?),
-            None => Err("there is no MNIST; give --data DIR".to_owned()),
-        },
-        seeds: (0..arguments.seeds).map(|more| SEED + u64::from(more)).collect(),
+    let mnist = match &arguments.data {
+        Some(folder) => Ok(Data::mnist(folder)?),
+        None => Err("there is no MNIST; give --data DIR".to_owned()),
     };
+    let seeds = (0..arguments.seeds).map(|more| SEED + u64::from(more)).collect();
+    let material = Material::new(Data::digits()?, mnist, seeds);
     let mut found = Vec::new();
     for (name, experiment) in EXPERIMENTS {
         if !is_chosen(&arguments.only, name) {

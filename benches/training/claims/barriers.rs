@@ -70,9 +70,15 @@ const SPREADS: [f64; 2] = [0.5, 1.0];
 const CVS: [f64; 4] = [0.02, 0.1, 0.2, 0.3];
 const RANKS: [u32; 2] = [4, 16];
 
+/// How speeds differ, each with how times vary.
+fn variations(material: &Material) -> Vec<(f64, f64)> {
+    let spreads = material.some(&SPREADS, 0..1).iter();
+    spreads.flat_map(|spread| material.some(&CVS, 0..1).iter().map(|cv| (*spread, *cv))).collect()
+}
+
 /// The median share of time that ranks wait, in percent.
 fn waits(material: &Material, world: &World, text: &str) -> Result<f64, String> {
-    let trained = world.train_all(&material.digits, text, &material.seeds)?;
+    let trained = world.train_all(material.digits(), text, material.seeds())?;
     Ok(median(trained.iter().map(|trained: &Trained| trained.early_waiting * 100.0)))
 }
 
@@ -81,9 +87,9 @@ pub(crate) fn waiting(material: &Material) -> Result<Claim, String> {
     let texts = ["elastic-bsp:lookahead=1", "elastic-bsp", "elastic-bsp:lookahead=15", "bsp"];
     let mut table = head(&["ranks", "spread", "cv", "BSP", "lookahead 60", "lookahead 15", "`bsp`"]);
     let (mut most, mut ratios) = (f64::NEG_INFINITY, Vec::new());
-    for ranks in RANKS {
-        for (spread, cv) in SPREADS.into_iter().flat_map(|spread| CVS.map(|cv| (spread, cv))) {
-            let world = world(ranks, spread, cv, material.seeds[0])?;
+    for &ranks in material.some(&RANKS, 0..1) {
+        for (spread, cv) in variations(material) {
+            let world = world(ranks, spread, cv, material.seeds()[0])?;
             let shares = texts.map(|text| waits(material, &world, text));
             let [bulk, far, near, table_bulk] = shares;
             let (bulk, far, near, table_bulk) = (bulk?, far?, near?, table_bulk?);
@@ -115,11 +121,11 @@ pub(crate) fn waiting(material: &Material) -> Result<Claim, String> {
 pub(crate) fn final_loss(material: &Material) -> Result<Claim, String> {
     let mut table = head(&["ranks", "spread", "cv", "BSP: median", "least to most", "lookahead 60: median"]);
     let (mut within, mut all) = (0, 0);
-    for ranks in RANKS {
-        for (spread, cv) in [(0.5, 0.02), (0.5, 0.2), (1.0, 0.1)] {
-            let world = world(ranks, spread, cv, material.seeds[0])?;
+    for &ranks in material.some(&RANKS, 0..1) {
+        for &(spread, cv) in material.some(&[(0.5, 0.02), (0.5, 0.2), (1.0, 0.1)], 0..1) {
+            let world = world(ranks, spread, cv, material.seeds()[0])?;
             let losses = |text| -> Result<Vec<f64>, String> {
-                let trained = world.train_all(&material.digits, text, &material.seeds)?;
+                let trained = world.train_all(material.digits(), text, material.seeds())?;
                 Ok(trained.iter().map(|trained| trained.loss).collect())
             };
             let (bulk, far) = (losses("elastic-bsp:lookahead=1")?, median(losses("elastic-bsp")?));
@@ -152,9 +158,9 @@ pub(crate) fn final_loss(material: &Material) -> Result<Claim, String> {
 pub(crate) fn credits(material: &Material) -> Result<Claim, String> {
     let mut table = head(&["ranks", "spread", "cv", "`ssp`", "`dssp`"]);
     let mut most = f64::NEG_INFINITY;
-    for ranks in RANKS {
-        for (spread, cv) in SPREADS.into_iter().flat_map(|spread| CVS.map(|cv| (spread, cv))) {
-            let world = world(ranks, spread, cv, material.seeds[0])?;
+    for &ranks in material.some(&RANKS, 0..1) {
+        for (spread, cv) in variations(material) {
+            let world = world(ranks, spread, cv, material.seeds()[0])?;
             let (fixed, dynamic) = (waits(material, &world, "ssp")?, waits(material, &world, "dssp")?);
             most = most.max(dynamic - fixed);
             let _ = writeln!(table, "| {ranks} | {spread} | {cv} | {fixed:.1} % | {dynamic:.1} % |");

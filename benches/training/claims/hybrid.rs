@@ -85,13 +85,13 @@ fn formula(inputs: usize, classes: usize, groups: u64) -> [u64; 2] {
 
 /// Counted bytes of hybrid trainings.
 pub(crate) fn fewest_bytes(material: &Material) -> Result<Claim, String> {
-    let (inputs, classes) = material.digits.shape();
+    let (inputs, classes) = material.digits().shape();
     let run = |groups| -> Result<Vec<Found>, String> {
         let ranks = with_group(
             Fabric::Tcp,
             RANKS,
             |_| {},
-            |group| train(&group, &material.digits, groups).map_err(|error| error.to_string()),
+            |group| train(&group, material.digits(), groups).map_err(|error| error.to_string()),
         );
         ranks.into_iter().collect()
     };

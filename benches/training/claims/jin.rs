@@ -35,15 +35,16 @@ fn world(mnist: &Data, ranks: u32, times: &str, seed: u64) -> Result<World, Stri
 
 /// Test losses after equal time, of each of [`SCHEMES`], with the learning rates.
 fn after_equal_time(
+    material: &Material,
     mnist: &Data,
     ranks: u32,
     times: &str,
-    seeds: &[u64],
 ) -> Result<([f64; 3], [f32; 3]), String> {
+    let seeds = material.seeds();
     let (mut losses, mut rates) = ([0.0; 3], [0.0; 3]);
     for ((text, loss), rate) in SCHEMES.iter().zip(&mut losses).zip(&mut rates) {
         let world = world(mnist, ranks, times, seeds[0])?;
-        *rate = world.best_rate(mnist, text, &RATES)?;
+        *rate = world.best_rate(mnist, text, material.some(&RATES, 0..1))?;
         let trained = World { learning_rate: *rate, ..world }.train_all(mnist, text, seeds)?;
         *loss = median(trained.iter().map(|trained| trained.loss));
     }
@@ -55,7 +56,7 @@ pub(crate) fn crossing(material: &Material) -> Result<Claim, String> {
     let claim = "asynchronous ranks are better up to about 32, synchronous ones at about 100";
     let acceptance = "test loss after equal time, cv 0.1: the better of gossip and EASGD ≤ 1.01 × sync at 16 ranks and \
                       fewer, sync lower at 64 and more; cv 0.3 printed";
-    let mnist = match &material.mnist {
+    let mnist = match material.images() {
         Ok(mnist) => mnist,
         Err(because) => return Ok(Claim::not_measured(CROSSING, claim, acceptance, because)),
     };
@@ -63,11 +64,11 @@ pub(crate) fn crossing(material: &Material) -> Result<Claim, String> {
         head(&["cv", "ranks", "sync (η)", "gossip (η)", "EASGD (η)", "better asynchronous / sync"]);
     let mut found = Vec::new();
     let mut holds = true;
-    for cv in ["0.1", "0.3"] {
+    for &cv in material.some(&["0.1", "0.3"], 0..1) {
         let mut ahead = Vec::new();
-        for ranks in RANKS {
+        for &ranks in material.some(&RANKS, 0..1) {
             eprintln!("{CROSSING}: cv {cv}, {ranks} ranks");
-            let (losses, rates) = after_equal_time(mnist, ranks, &format!("10ms,cv={cv}"), &material.seeds)?;
+            let (losses, rates) = after_equal_time(material, mnist, ranks, &format!("10ms,cv={cv}"))?;
             let [synchronous, gossip, elastic] = losses;
             let ratio = gossip.min(elastic) / synchronous;
             let cells = losses.iter().zip(&rates).map(|(loss, rate)| format!("{loss:.3} ({rate})"));
@@ -119,7 +120,7 @@ const LOST_MAX: f64 = 0.02;
 pub(crate) fn frozen_rank(material: &Material) -> Result<Claim, String> {
     let claim = "asynchronous ranks are resilient to ranks that lag or fail";
     let acceptance = "other ranks of gossip lose < 2 % of their steps; sync stands";
-    let mnist = match &material.mnist {
+    let mnist = match material.images() {
         Ok(mnist) => mnist,
         Err(because) => return Ok(Claim::not_measured(FROZEN, claim, acceptance, because)),
     };
@@ -135,8 +136,8 @@ pub(crate) fn frozen_rank(material: &Material) -> Result<Claim, String> {
     for text in SCHEMES {
         let mut row = Vec::new();
         for times in ["10ms,cv=0.1".to_owned(), format!("10ms,cv=0.1,straggler={STILL}:1000")] {
-            let world = world(mnist, RANKS_BESIDE, &times, material.seeds[0])?;
-            let trained = world.train_all(mnist, text, &material.seeds)?;
+            let world = world(mnist, RANKS_BESIDE, &times, material.seeds()[0])?;
+            let trained = world.train_all(mnist, text, material.seeds())?;
             let early = |steps: u64, time: f64| steps as f64 * (TIME / time).min(1.0);
             let steps = trained.iter().map(|trained| {
                 early(trained.simulated.steps, super::world::in_steps(trained.simulated.time))

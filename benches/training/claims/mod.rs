@@ -29,17 +29,64 @@ pub(crate) mod world;
 pub(crate) mod zhang;
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use images::Data;
 
 /// What experiments have: images, and how often they are repeated.
 pub(crate) struct Material {
+    digits: Data,
+    /// Pooled to 14×14 pixels.
+    mnist: Result<Data, String>,
+    seeds: Vec<u64>,
+    is_short: bool,
+}
+
+impl Material {
+    /// For whole experiments: for all that their acceptance speaks of. Without MNIST there is a
+    /// reason.
+    pub(crate) fn new(digits: Data, mnist: Result<Data, String>, seeds: Vec<u64>) -> Self {
+        Self { digits, mnist, seeds, is_short: false }
+    }
+
     /// The built-in digits.
-    pub(crate) digits: Data,
-    /// MNIST, pooled to 14×14 pixels; or why it is not there.
-    pub(crate) mnist: Result<Data, String>,
+    pub(crate) fn digits(&self) -> &Data {
+        &self.digits
+    }
+
+    /// MNIST, or why it is not there.
+    pub(crate) fn mnist(&self) -> Result<&Data, &str> {
+        self.mnist.as_ref().map_err(String::as_str)
+    }
+
     /// Each of them makes a training.
-    pub(crate) seeds: Vec<u64>,
+    pub(crate) fn seeds(&self) -> &[u64] {
+        &self.seeds
+    }
+
+    /// For a part of each experiment, with the digits in the place of MNIST: for tests.
+    pub(crate) fn short(self) -> Self {
+        Self { is_short: true, ..self }
+    }
+
+    pub(crate) fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// The values that an experiment compares; in the short form those at these places.
+    pub(crate) fn some<'a, T>(&self, all: &'a [T], short: Range<usize>) -> &'a [T] {
+        if self.is_short { &all[short] } else { all }
+    }
+
+    /// Steps of an experiment, or of its short form.
+    pub(crate) fn steps(&self, whole: u64, short: u64) -> u64 {
+        if self.is_short { short } else { whole }
+    }
+
+    /// The images of an experiment on MNIST; or why they are not there.
+    pub(crate) fn images(&self) -> Result<&Data, &str> {
+        if self.is_short { Ok(&self.digits) } else { self.mnist() }
+    }
 }
 
 /// What an experiment found.

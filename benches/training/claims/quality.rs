@@ -49,8 +49,9 @@ type Training<'a> = (&'a Data, u64);
 /// The sets that are there, with as many passes over the digits and over MNIST as are said; and why
 /// one is not.
 fn trainings(material: &Material, steps: impl Fn(&Data) -> u64) -> (Vec<Training<'_>>, Option<String>) {
-    let mut sets = vec![(&material.digits, steps(&material.digits))];
-    match &material.mnist {
+    let mut sets = vec![(material.digits(), steps(material.digits()))];
+    match material.mnist() {
+        _ if material.is_short() => (sets, None),
         Ok(mnist) => {
             sets.push((mnist, steps(mnist)));
             (sets, None)
@@ -81,15 +82,15 @@ fn losses(
     let (sets, missing) = trainings(material, steps);
     let (mut found, mut holds) = (Vec::new(), true);
     for (data, steps) in sets {
-        let world = world(ranks.count, ranks.times, steps, material.seeds[0])?;
+        let world = world(ranks.count, ranks.times, steps, material.seeds()[0])?;
         let world = World { rate_falls: !ranks.rates.is_empty(), ..world };
         let accuracy = |text: &str| -> Result<(f64, String), String> {
             if ranks.rates.is_empty() {
-                return Ok((points(&world.train_all(data, text, &material.seeds)?), String::new()));
+                return Ok((points(&world.train_all(data, text, material.seeds())?), String::new()));
             }
             let learning_rate = world.best_rate(data, text, ranks.rates)?;
             let world = World { learning_rate, ..world };
-            let trained = world.train_all(data, text, &material.seeds)?;
+            let trained = world.train_all(data, text, material.seeds())?;
             Ok((points(&trained), format!(", η = {learning_rate}")))
         };
         let (synchronous, rate) = accuracy("sync")?;
@@ -134,6 +135,8 @@ pub(crate) fn grid_keeps_quality(material: &Material) -> Result<Claim, String> {
 
 /// Outer steps of a training: their momentum takes tens of them.
 const OUTER_STEPS: u64 = 30;
+/// The same in the short form.
+const FEW_OUTER_STEPS: u64 = 4;
 
 /// Steps of a training whose ranks differ in speed.
 fn eager_steps(data: &Data) -> u64 {
@@ -142,10 +145,10 @@ fn eager_steps(data: &Data) -> u64 {
 
 /// Bytes of DiLoCo.
 pub(crate) fn outer_steps_save_bytes(material: &Material) -> Result<Claim, String> {
-    let data = &material.digits;
-    let world = world(8, "10ms,cv=0.1", 2 * EVERY, material.seeds[0])?;
+    let data = material.digits();
+    let world = world(8, "10ms,cv=0.1", 2 * EVERY, material.seeds()[0])?;
     let bytes = |text: &str| -> Result<u64, String> {
-        let trained = world.train_all(data, text, &material.seeds[..1])?;
+        let trained = world.train_all(data, text, &material.seeds()[..1])?;
         Ok(trained[0].simulated.bytes_per_rank)
     };
     let (synchronous, outer) = (bytes("sync")?, bytes("diloco")?);
@@ -163,14 +166,15 @@ pub(crate) fn outer_steps_save_bytes(material: &Material) -> Result<Claim, Strin
 /// Accuracy of DiLoCo.
 pub(crate) fn outer_steps_keep_quality(material: &Material) -> Result<Claim, String> {
     let texts = ["diloco", "diloco:outer-momentum=0.5", "local-sgd:every=50"];
-    let ranks = Ranks { count: 8, times: "10ms,cv=0.1", most: POINTS, rates: &[0.01, 0.03, 0.1] };
-    let (rows, found, holds) = losses(material, &texts, &ranks, |_| OUTER_STEPS * EVERY)?;
+    let rates = material.some(&[0.01, 0.03, 0.1], 2..3);
+    let steps = EVERY * material.steps(OUTER_STEPS, FEW_OUTER_STEPS);
+    let ranks = Ranks { count: 8, times: "10ms,cv=0.1", most: POINTS, rates };
+    let (rows, found, holds) = losses(material, material.some(&texts, 0..1), &ranks, |_| steps)?;
     Ok(Claim {
         name: DILOCO,
         claim: "quality at H times fewer bytes",
         experiment: format!(
-            "8 ranks, every = 50, {} steps, momentum 0.9, best η of three, which falls by a cosine",
-            OUTER_STEPS * EVERY
+            "8 ranks, every = 50, {steps} steps, momentum 0.9, best η of three, which falls by a cosine"
         ),
         acceptance: "within 0.5 points of `sync`",
         found,
@@ -187,9 +191,9 @@ pub(crate) fn outer_steps_keep_quality(material: &Material) -> Result<Claim, Str
 pub(crate) fn majority_keeps_accuracy(material: &Material) -> Result<Claim, String> {
     let texts = ["eager", "eager:activation=solo"];
     let (mut rows, mut found, mut all_hold) = (String::new(), Vec::new(), true);
-    for (which, times) in
-        [("the same ranks are slow", "50ms,cv=0,spread=7"), ("each rank is slow at times", "225ms,cv=0.45")]
-    {
+    let speeds =
+        [("the same ranks are slow", "50ms,cv=0,spread=7"), ("each rank is slow at times", "225ms,cv=0.45")];
+    for &(which, times) in material.some(&speeds, 1..2) {
         let ranks = Ranks { count: 8, times, most: EAGER_POINTS, rates: &[] };
         let (more, said, holds) = losses(material, &texts, &ranks, eager_steps)?;
         let _ = write!(rows, "| *{which}* | | | | |\n{more}");

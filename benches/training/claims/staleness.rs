@@ -33,10 +33,10 @@ pub(crate) fn throughput(material: &Material) -> Result<Claim, String> {
     let mut table =
         head(&["ranks", "steps/s, s = 0", "s = 3", "s = 10", "`bap:distance=32`", "s = 3 over s = 0"]);
     let mut gains = Vec::new();
-    for ranks in [4, 8, 16, 32] {
-        let world = world(ranks, 0.1, material.seeds[0], End::Steps(STEPS))?;
+    for &ranks in material.some(&[4, 8, 16, 32], 0..1) {
+        let world = world(ranks, 0.1, material.seeds()[0], End::Steps(STEPS))?;
         let speed = |text: &str| -> Result<f64, String> {
-            let trained = world.train_all(&material.digits, text, &material.seeds)?;
+            let trained = world.train_all(material.digits(), text, material.seeds())?;
             Ok(STEPS as f64 / median(trained.iter().map(|trained| trained.simulated.time.as_secs_f64())))
         };
         let texts = ["ssp:staleness=0", "ssp", "ssp:staleness=10", "bap:distance=32"];
@@ -69,6 +69,8 @@ pub(crate) fn throughput(material: &Material) -> Result<Claim, String> {
 const DIMENSIONS: usize = 10;
 const RANKS: u32 = 8;
 const ROUNDS: u64 = 2048;
+/// Steps in the short form.
+const FEW_ROUNDS: u64 = 512;
 
 /// The least slope of the mean regret over the number of steps, both as logarithms.
 const SLOPE: f64 = -0.4;
@@ -77,6 +79,7 @@ const SLOPE: f64 = -0.4;
 /// number. Keeps the losses: regret is theirs over those of the best weights.
 struct Logistic {
     seed: u64,
+    rounds: u64,
     /// By step and rank.
     losses: Mutex<Vec<f64>>,
 }
@@ -107,8 +110,8 @@ fn loss(score: f64, is_of_class: bool) -> (f64, f64) {
 }
 
 impl Logistic {
-    fn new(seed: u64) -> Self {
-        Self { seed, losses: Mutex::new(vec![0.0; (ROUNDS * u64::from(RANKS)) as usize]) }
+    fn new(seed: u64, rounds: u64) -> Self {
+        Self { seed, rounds, losses: Mutex::new(vec![0.0; (rounds * u64::from(RANKS)) as usize]) }
     }
 
     /// Drawn by weights that fit no sample surely: 1, -1, 1 and so on.
@@ -125,7 +128,7 @@ impl Logistic {
 
     /// The weights of the least loss over all samples, by steps of the inverse curvature's bound.
     fn best(&self) -> [f64; DIMENSIONS] {
-        let samples: Vec<Sample> = (0..ROUNDS)
+        let samples: Vec<Sample> = (0..self.rounds)
             .flat_map(|step| (0..RANKS).map(move |rank| (rank, step)))
             .map(|(rank, step)| self.sample(rank, step))
             .collect();
@@ -148,7 +151,7 @@ impl Logistic {
     fn slope(&self) -> Option<f64> {
         let (best, losses) = (self.best(), self.losses.lock().ok()?);
         let (mut regret, mut points) = (0.0, Vec::new());
-        for step in 0..ROUNDS {
+        for step in 0..self.rounds {
             for rank in 0..RANKS {
                 let (inputs, is_of_class) = self.sample(rank, step);
                 regret += losses[Self::place(rank, step)] - loss(score(&best, &inputs), is_of_class).0;
@@ -191,13 +194,14 @@ impl Learner for Logistic {
 /// Mean regret of a convex problem.
 pub(crate) fn regret(material: &Material) -> Result<Claim, String> {
     let mut table = head(&["scheme", "slope, median", "least", "most"]);
-    let mut medians = Vec::new();
-    for text in ["ssp:staleness=0", "ssp:staleness=3", "ssp:staleness=10", "bap:distance=32", "asp"] {
+    let (mut medians, rounds) = (Vec::new(), material.steps(ROUNDS, FEW_ROUNDS));
+    let texts = ["ssp:staleness=0", "ssp:staleness=3", "ssp:staleness=10", "bap:distance=32", "asp"];
+    for &text in material.some(&texts, 0..2) {
         let mut slopes = Vec::new();
-        for &seed in &material.seeds {
-            let learner = Logistic::new(seed);
+        for &seed in material.seeds() {
+            let learner = Logistic::new(seed, rounds);
             // Updates are divided by the number of ranks.
-            let world = world(RANKS, 2.0, seed, End::Steps(ROUNDS))?;
+            let world = world(RANKS, 2.0, seed, End::Steps(rounds))?;
             let ran = world.run(&learner, text, &mut |_| ControlFlow::Continue(()))?;
             ran.ok_or_else(|| format!("{text}: the loss became infinite"))?;
             slopes.push(learner.slope().ok_or_else(|| format!("{text}: no regret to speak of"))?);
@@ -215,7 +219,7 @@ pub(crate) fn regret(material: &Material) -> Result<Claim, String> {
         name: REGRET,
         claim: "with a bound on staleness the mean regret of a convex problem goes to 0 as 1/√T",
         experiment: format!(
-            "logistic regression of {DIMENSIONS} weights, {RANKS} ranks, {ROUNDS} steps of one sample, steps as 1/√t, cv 0.3"
+            "logistic regression of {DIMENSIONS} weights, {RANKS} ranks, {rounds} steps of one sample, steps as 1/√t, cv 0.3"
         ),
         acceptance: "log-log slope ≤ −0.4 for s = 0, 3, 10",
         found: text.join(", "),
@@ -238,15 +242,15 @@ const CHOICE: f64 = 1.05;
 /// Progress of an update times updates in a second, which `--sweep` compares, beside the time to a
 /// loss.
 pub(crate) fn sweep(material: &Material) -> Result<Claim, String> {
-    let digits = &material.digits;
-    let before = digits.reading(&pleach_training::Learner::initial(&digits.reader(material.seeds[0]))).loss;
+    let digits = material.digits();
+    let before = digits.reading(&pleach_training::Learner::initial(&digits.reader(material.seeds()[0]))).loss;
     let mut table =
         head(&["bound", "progress an update", "updates/s", "progress/s", "steps' time to the loss"]);
     let mut rows = Vec::new();
-    for bound in BOUNDS {
+    for &bound in material.some(&BOUNDS, 1..3) {
         let text = format!("ssp:staleness={bound}");
-        let world = world(16, 0.3, material.seeds[0], End::Time(COMPARED_STEPS))?;
-        let trained = world.train_all(digits, &text, &material.seeds)?;
+        let world = world(16, 0.3, material.seeds()[0], End::Time(COMPARED_STEPS))?;
+        let trained = world.train_all(digits, &text, material.seeds())?;
         let updates = |steps: u64| steps as f64 * 16.0;
         let by_update =
             median(trained.iter().map(|trained| (before - trained.loss) / updates(trained.simulated.steps)));
@@ -259,7 +263,7 @@ pub(crate) fn sweep(material: &Material) -> Result<Claim, String> {
             trained.iter().map(|trained| (before - trained.loss) / trained.simulated.time.as_secs_f64()),
         );
         let mut times = Vec::new();
-        for &seed in &material.seeds {
+        for &seed in material.seeds() {
             let world = World { seed, end: End::Time(20.0 * COMPARED_STEPS), ..world };
             let trained = world.train(digits, &text, Some(Target::Loss(LOSS)))?;
             let trained = trained.ok_or_else(|| format!("{text}: the loss became infinite"))?;

@@ -82,9 +82,9 @@ const DOWNPOUR_RATES: [f32; 7] = [0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2];
 
 /// When each seed reaches the accuracy, by the best of these learning rates.
 fn times(material: &Material, world: &World, text: &str, rates: &[f32]) -> Result<(f32, Vec<f64>), String> {
-    let mnist = material.mnist.as_ref()?;
+    let mnist = material.images()?;
     let learning_rate = world.best_rate(mnist, text, rates)?;
-    let each = material.seeds.iter().map(|&seed| {
+    let each = material.seeds().iter().map(|&seed| {
         let world = World { seed, learning_rate, ..*world };
         let trained = world.train(mnist, text, Some(Target::Accuracy(ACCURACY)))?;
         Ok(trained.and_then(|trained| trained.target_steps).unwrap_or(f64::INFINITY))
@@ -96,7 +96,7 @@ fn times(material: &Material, world: &World, text: &str, rates: &[f32]) -> Resul
 pub(crate) fn beside_downpour(material: &Material) -> Result<Claim, String> {
     let claim = "EAMSGD is quicker than DOWNPOUR, and stays stable with rare exchanges";
     let acceptance = "EAMSGD first to 90 % in all seeds at τ = 10 and 50; τ = 1 printed too";
-    let mnist = match &material.mnist {
+    let mnist = match material.images() {
         Ok(mnist) => mnist,
         Err(because) => return Ok(Claim::not_measured(DOWNPOUR, claim, acceptance, because)),
     };
@@ -110,8 +110,8 @@ pub(crate) fn beside_downpour(material: &Material) -> Result<Claim, String> {
         "EAMSGD first",
     ]);
     let (mut holds, mut firsts) = (true, Vec::new());
-    for ranks in [4, 16] {
-        for every in [1, 10, 50] {
+    for &ranks in material.some(&[4, 16], 0..1) {
+        for &every in material.some(&[1, 10, 50], 1..2) {
             let links =
                 Links { transfer_steps: TRANSFER_STEPS, bytes: mnist.parameter_bytes(), ..Links::default() };
             let world = World {
@@ -120,18 +120,26 @@ pub(crate) fn beside_downpour(material: &Material) -> Result<Claim, String> {
                 links,
                 learning_rate: 0.0,
                 momentum: 0.0,
-                seed: material.seeds[0],
+                seed: material.seeds()[0],
                 end: End::Time(TIME),
                 rate_falls: false,
             };
-            let (of_elastic, elastic) =
-                times(material, &world, &format!("eamsgd:every={every}"), &EAMSGD_RATES)?;
-            let (of_downpour, downpour) =
-                times(material, &world, &format!("downpour:every={every}"), &DOWNPOUR_RATES)?;
+            let (of_elastic, elastic) = times(
+                material,
+                &world,
+                &format!("eamsgd:every={every}"),
+                material.some(&EAMSGD_RATES, 1..2),
+            )?;
+            let (of_downpour, downpour) = times(
+                material,
+                &world,
+                &format!("downpour:every={every}"),
+                material.some(&DOWNPOUR_RATES, 2..4),
+            )?;
             let first = elastic.iter().zip(&downpour).filter(|(elastic, other)| elastic < other).count();
             if every > 1 {
-                holds &= first == material.seeds.len();
-                firsts.push(format!("{first} of {} ({ranks} ranks, τ = {every})", material.seeds.len()));
+                holds &= first == material.seeds().len();
+                firsts.push(format!("{first} of {} ({ranks} ranks, τ = {every})", material.seeds().len()));
             }
             let [elastic, downpour] = [elastic, downpour].map(reached);
             let _ = writeln!(
