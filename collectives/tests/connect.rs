@@ -1,10 +1,11 @@
 //! Groups whose pairs connect on first use, on real fabrics, by threads that are ranks.
 
+#[path = "ranks/meeting.rs"]
+mod meeting;
 #[path = "connect/processes.rs"]
 mod processes;
 mod ranks;
 
-use std::sync::Barrier;
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
@@ -12,6 +13,8 @@ use pleach_collectives::partial::Activation;
 use pleach_collectives::{CollectiveError, Connect, Group, Options, ReduceOp, Word};
 use pleach_schedule::Algorithm;
 use pleach_transport::rendezvous::Fabric;
+
+use meeting::Meeting;
 
 /// More ranks than a rank has neighbours: each has eight of them when the group was joined.
 const RANKS: u32 = 20;
@@ -55,7 +58,7 @@ fn calls_connect_what_they_need(fabric: Fabric) {
 
 /// Ranks 0 and 3, and 10 and 3, are no neighbours among 20, and have either end's number higher.
 fn a_message_goes_out_to_a_rank_that_is_in_no_call(fabric: Fabric) {
-    let sent = &Barrier::new(RANKS as usize);
+    let sent = &Meeting::new(RANKS as usize);
     with_group(fabric, RANKS, |group| {
         let own = match group.rank() {
             0 | 10 => group.send(&[group.rank()], 3),
@@ -77,7 +80,7 @@ fn a_message_goes_out_to_a_rank_that_is_in_no_call(fabric: Fabric) {
 
 /// Only rank 0 makes calls on windows of other ranks, which are in no call.
 fn a_window_of_a_rank_in_no_call_is_read_and_written(fabric: Fabric) {
-    let done = &Barrier::new(RANKS as usize);
+    let done = &Meeting::new(RANKS as usize);
     with_group(fabric, RANKS, |group| {
         let (rank, ranks) = (group.rank(), group.world_size());
         let mut window = group.window::<u32>(2, 1).expect("all ask for the same");
@@ -113,7 +116,7 @@ fn a_window_of_a_rank_in_no_call_is_read_and_written(fabric: Fabric) {
 
 /// Rank 3 is late: the others' rounds go on without it, and it takes part when it comes.
 fn rounds_go_on_without_a_late_rank(fabric: Fabric) {
-    let behind = &Barrier::new(RANKS as usize);
+    let behind = &Meeting::new(RANKS as usize);
     with_group(fabric, RANKS, |group| {
         let rank = group.rank();
         let mut rounds = group.partial::<u32>(1, Activation::quorum(RANKS - 1)).expect("alike on all ranks");
@@ -152,7 +155,7 @@ fn windows_and_partial_sums_work_as_in_other_groups(fabric: Fabric) {
 }
 
 fn a_rank_that_left_and_one_that_is_late_are_named(fabric: Fabric) {
-    let left = &Barrier::new(RANKS as usize);
+    let left = &Meeting::new(RANKS as usize);
     with_group(fabric, RANKS, |group| {
         let rank = group.rank();
         if rank == 3 {
@@ -172,7 +175,7 @@ fn a_rank_that_left_and_one_that_is_late_are_named(fabric: Fabric) {
         // The others pass messages on until then.
         left.wait();
     });
-    let late = &Barrier::new(RANKS as usize);
+    let late = &Meeting::new(RANKS as usize);
     with_group(fabric, RANKS, |group| {
         if group.rank() == 0 {
             let error =

@@ -11,6 +11,8 @@ mod fake_cuda;
 mod group;
 #[path = "gpu_memory/kernels.rs"]
 mod kernels;
+#[path = "ranks/meeting.rs"]
+mod meeting;
 #[path = "gpu_memory/partial.rs"]
 mod partial;
 #[path = "gpu_memory/persistent.rs"]

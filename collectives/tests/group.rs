@@ -2,6 +2,8 @@
 
 #[path = "group/blocks.rs"]
 mod blocks;
+#[path = "ranks/meeting.rs"]
+mod meeting;
 mod ranks;
 #[path = "group/tuning.rs"]
 mod tuning;
@@ -26,6 +28,7 @@ use blocks::{
     blocks_go_where_they_belong, blocks_of_a_wrong_length_are_refused,
     blocks_under_way_give_their_memory_back,
 };
+use meeting::Meeting;
 use uneven::{
     counts_that_do_not_fit_are_refused, ranks_that_expect_another_count_are_told_both,
     uneven_blocks_go_where_they_belong,
@@ -214,7 +217,7 @@ fn fault(error: &CollectiveError) -> &pleach_collectives::engine::Fault {
 fn a_rank_that_does_not_come_is_named_at_the_deadline(fabric: Fabric) {
     let (done, wait) = mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
-    let both = std::sync::Barrier::new(2);
+    let both = Meeting::new(2);
     with_group(fabric, 3, |group| {
         if group.rank() == 2 {
             wait.lock().unwrap().recv_timeout(PATIENCE).unwrap();

@@ -1,5 +1,7 @@
 //! What a group says of itself: who was late and by how much, what it did last, and in which forms.
 
+#[path = "ranks/meeting.rs"]
+mod meeting;
 #[path = "../../tests/ports/mod.rs"]
 mod ports;
 mod ranks;
@@ -20,6 +22,7 @@ use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Rank, ReduceOp};
 use serde_json::Value;
 
+use meeting::Meeting;
 use ranks::{Folder, with_group, world};
 
 /// Longest time a test's calls may take on a loaded machine.
@@ -416,7 +419,7 @@ fn the_flight_recorder_names_the_operation_that_failed_and_those_before() {
 fn every_group_of_a_process_that_fails_leaves_a_record() {
     let folder = Folder::new();
     // Who has split aborts at once, which the other one would find before it has split.
-    let have_split = std::sync::Barrier::new(2);
+    let have_split = Meeting::new(2);
     with_group(
         Fabric::Shm,
         2,

@@ -1,9 +1,10 @@
 //! Partial all-reduce on real fabrics, by threads that are ranks.
 
+#[path = "ranks/meeting.rs"]
+mod meeting;
 mod ranks;
 
 use std::collections::BTreeMap;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use pleach_collectives::{
 };
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::random::Random;
+
+use meeting::Meeting;
 
 const FABRICS: [Fabric; 3] = [Fabric::Shm, Fabric::Tcp, Fabric::Hybrid];
 
@@ -661,7 +664,7 @@ fn a_contribution_that_failed_is_not_added_to_itself_by_another_try() {
 #[test]
 fn ranks_that_have_abstained_and_do_not_wait_time_nobody_out() {
     let timeout = Duration::from_secs(4);
-    let both = Barrier::new(2);
+    let both = Meeting::new(2);
     ranks::with_group(
         Fabric::Shm,
         2,
@@ -739,7 +742,7 @@ fn the_next_contribution_is_computed_while_the_round_of_the_last_goes_on() {
 
 #[test]
 fn a_rank_that_never_contributes_is_named_when_the_time_is_up() {
-    let (two, all) = (Barrier::new(2), Barrier::new(3));
+    let (two, all) = (Meeting::new(2), Meeting::new(3));
     let short = |options: &mut Options| options.timeout = Duration::from_secs(4);
     let errors = ranks::with_group(Fabric::Shm, 3, short, |group| {
         let mut rounds = group.partial::<i64>(1, Activation::all()).unwrap();

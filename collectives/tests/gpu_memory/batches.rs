@@ -1,7 +1,7 @@
 //! Many operations on GPU memory in one pass.
 #![allow(unsafe_code)]
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 
 use pleach_collectives::engine::FaultKind;
 use pleach_collectives::{
@@ -13,6 +13,7 @@ use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
 use crate::group::{GPU, filled, on_gpu};
+use crate::meeting::Meeting;
 use crate::ranks::with_group;
 use crate::starts::{LEN, PIECES, keep_busy};
 
@@ -276,7 +277,7 @@ pub(crate) fn tensors_of_other_lengths_are_a_mismatch_though_all_together_are_as
 pub(crate) fn memory_that_is_freed_before_its_batch_begins_ends_the_group_with_the_reason(gpu: &Arc<Gpu>) {
     // Who waits for its GPU keeps it going, and the stream must be busy until the memory was freed:
     // nobody waits meanwhile.
-    let nobody_waits = Barrier::new(2);
+    let nobody_waits = Meeting::new(2);
     with_group(Fabric::Tcp, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");
         let busy = filled(&group, &[0_u8; LEN]);

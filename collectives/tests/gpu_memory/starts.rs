@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
@@ -13,6 +13,7 @@ use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
 use crate::group::{GPU, filled, on_gpu};
+use crate::meeting::Meeting;
 use crate::ranks::with_group;
 
 /// How long a test waits for a GPU. Generous: machines are loaded.
@@ -132,7 +133,7 @@ pub(crate) fn every_call_that_can_be_started_gives_what_the_blocking_one_gives(g
 pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_the_reason(gpu: &Arc<Gpu>) {
     // Who waits for its GPU keeps it going, and the stream must be busy until the memory was freed:
     // nobody waits meanwhile.
-    let nobody_waits = Barrier::new(2);
+    let nobody_waits = Meeting::new(2);
     with_group(Fabric::Shm, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");
         let busy = filled(&group, &[0_u8; LEN]);

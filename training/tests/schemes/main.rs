@@ -10,6 +10,8 @@ mod in_session;
 mod invariants;
 mod lent;
 mod means;
+#[path = "../../../collectives/tests/ranks/meeting.rs"]
+mod meeting;
 mod members;
 mod model;
 mod mutants;

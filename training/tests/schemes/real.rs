@@ -5,6 +5,7 @@ use pleach_training::simulation::Settings;
 use pleach_training::{Layout, Learner, PolicyError, Sgd, TrainError, Trained, Trainer};
 use pleach_transport::rendezvous::{Fabric, World};
 
+use super::meeting::Meeting;
 use super::model::{Linear, STEPS, scheme, settings, simulate};
 use super::ranks;
 
@@ -208,7 +209,7 @@ fn make_steps(rank: u32, trainer: &mut Trainer) -> Result<(), TrainError> {
 
 #[test]
 fn a_rank_that_stops_without_a_word_is_named_by_those_that_wait_for_it() {
-    let stopped = std::sync::Barrier::new(RANKS as usize);
+    let stopped = Meeting::new(RANKS as usize);
     let errors = ranks::with_group(
         Fabric::Shm,
         RANKS,

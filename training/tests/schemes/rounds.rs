@@ -1,7 +1,5 @@
 //! Rounds that do not wait for late ranks: eager-SGD and BIDMach's grid.
 
-use std::sync::Barrier;
-
 use pleach_collectives::Group;
 use pleach_training::checkpoint::RankState;
 use pleach_training::policy::Action;
@@ -9,6 +7,7 @@ use pleach_training::simulation::Settings;
 use pleach_training::{Layout, Learner, Simulation, Trainer};
 use pleach_transport::rendezvous::Fabric;
 
+use super::meeting::Meeting;
 use super::model::{Linear, ROUNDING, STEPS, difference, price, scheme, settings, simulate};
 use super::mutants::mutated;
 use super::ranks;
@@ -196,7 +195,7 @@ fn activations_that_never_open_a_round_are_refused() {
 /// its first gradient when the round of rank 0 has ended. `goes_on`: in another training.
 fn carried_to_a_checkpoint(text: &str, goes_on: bool) -> Vec<(RankState, Vec<f32>)> {
     const GRADIENTS: [f32; 2] = [1.0, 2.0];
-    let (layout, has_ended) = (Layout::of(&[3]), Barrier::new(2));
+    let (layout, has_ended) = (Layout::of(&[3]), Meeting::new(2));
     let train = |group: Group| {
         let step = |trainer: &mut Trainer, value: f32| {
             let mut step = trainer.step().expect("goes on").expect("there is a step");
