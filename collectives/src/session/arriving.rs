@@ -95,6 +95,11 @@ fn roster_of(told: &[u8]) -> Result<([u8; 32], Roster), Malformed> {
     Ok((job, Roster::decode(reader.rest(told.len())?)?))
 }
 
+/// Decodes bytes as what a process is told of the job: for fuzzing.
+pub(crate) fn check_decoder(bytes: &[u8]) {
+    let _ = roster_of(bytes); // The roster in it has a check of its own.
+}
+
 fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<Arrived, SessionError> {
     let SeatGrant { seat, device, terms, roster } = grant;
     let unreadable = |_| JoinGroupError::from(JoinError::Unreadable { rank: seat });

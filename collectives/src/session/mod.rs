@@ -105,6 +105,7 @@ use state::Declaration;
 /// When a decoded value does not survive encoding and decoding.
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
+    arriving::check_decoder(bytes);
     envelope::check_decoder(bytes);
     roster::check_decoder(bytes);
     heal::check_decoder(bytes);
