@@ -1,5 +1,5 @@
-//! Claims of papers, in the form that takes a moment: the experiments of `cargo bench --bench
-//! training`, of which those that train make a part, and the page on which all of them stand.
+//! Claims of papers: the experiments of `cargo bench --bench training`. Exact ones run whole, those
+//! that train in a short form. The page has a row for each.
 
 #[path = "../benches/training/claims/mod.rs"]
 mod claims;

@@ -402,7 +402,7 @@ fn exchanges(_: &Material) -> Result<Vec<Limit>, String> {
 
 // ---- The loop of synchronous SGD.
 
-/// Steps of a loop until the other one has its turn, and turns of each.
+/// Steps that one loop makes before the other has its turn; and the turns of each.
 const TURN_STEPS: u64 = 100;
 const LOOP_TURNS: usize = 25;
 

@@ -17,7 +17,7 @@ use clap::Parser;
 mod allocations;
 mod claims;
 mod limits;
-#[allow(dead_code)] // Ranks do not meet in other ways here.
+#[allow(dead_code)] // Only a part of it is used here.
 #[path = "../../tests/links/mod.rs"]
 mod links;
 mod overlap;

@@ -43,8 +43,8 @@ pub(crate) struct Material {
 }
 
 impl Material {
-    /// For whole experiments: for all that their acceptance speaks of. Without MNIST there is a
-    /// reason.
+    /// Whole experiments, with all that the acceptance names. `mnist` is the reason where there is
+    /// no MNIST.
     pub(crate) fn new(digits: Data, mnist: Result<Data, String>, seeds: Vec<u64>) -> Self {
         Self { digits, mnist, seeds, is_short: false }
     }
@@ -64,7 +64,7 @@ impl Material {
         &self.seeds
     }
 
-    /// For a part of each experiment, with the digits in the place of MNIST: for tests.
+    /// A part of each experiment, with the digits in the place of MNIST: for tests.
     pub(crate) fn short(self) -> Self {
         Self { is_short: true, ..self }
     }

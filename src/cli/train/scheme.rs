@@ -234,7 +234,7 @@ impl Report<'_> {
             for (rank, row) in rows.iter().enumerate() {
                 let row = json!({
                     "rank": rank,
-                    "steps_per_s": rounded(row.steps_per_s, 1),
+                    "steps_per_s": rounded(row.steps_per_s, 3),
                     "communication_share": rounded(row.communication_share, 4),
                     "wait_share": rounded(row.wait_share, 4),
                     "staleness_max": row.staleness_max,
