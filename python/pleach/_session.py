@@ -336,12 +336,12 @@ class Session:
     ) -> _native.Trainer:
         """Trains in this session: see ``pleach.Trainer`` for the arguments, which are the same on all members.
 
-        The trainer makes the steps of the session, so no other call of the session is made from now on but
-        ``change`` and ``leave``. When members end, stop or are out of reach, the others go on. By ``sync`` a
-        step in which that happened is computed again by the members that there are then, which
-        ``trainer.members`` says; by other schemes the exchange is made again. Each step and each exchange counts
-        once. A process that joins begins with what all have in common. States of the program's own, such as
-        what the optimizer keeps, are declared before, and changed with each step.
+        From then on the trainer makes the steps of the session. Of the session itself only ``change`` and
+        ``leave`` are called. When members end, stop or are out of reach, the others go on. With ``sync`` the
+        remaining members compute such a step again; ``trainer.members`` says who they are. With other schemes
+        they make the exchange again. Each step and each exchange counts once. A process that joins begins with
+        what all have in common. The program declares states of its own before, such as the optimizer's, and
+        changes them with each step. Ctrl-C during an exchange is noticed when the exchange ends.
 
             with pleach.Session(2, 8) as session:
                 trainer = session.trainer("sync", [1000, 10], steps=500)

@@ -177,19 +177,24 @@ pub(crate) fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound
     py.import("pleach._session")?.getattr("change")?.call1(fields)
 }
 
+const BEGUN: &str = "a step has begun; commit it first";
 const OVER: &str = "the session is over, or a trainer has it; join a new one";
 const BUSY: &str = "another thread is in a call of this session; make one call at a time";
 
+/// Refuses a forked child of the process that has joined.
+pub(crate) fn expect_own(py: Python<'_>, process: u32) -> PyResult<()> {
+    if process == std::process::id() {
+        return Ok(());
+    }
+    let text = format!(
+        "this session belongs to process {process}; a forked child must join as a process of its own"
+    );
+    Err(error::named(py, "forked", &text))
+}
+
 impl Session {
     fn expect_own(&self, py: Python<'_>) -> PyResult<()> {
-        if self.process == std::process::id() {
-            return Ok(());
-        }
-        let text = format!(
-            "this session belongs to process {}; a forked child must join as a process of its own",
-            self.process
-        );
-        Err(error::named(py, "forked", &text))
+        expect_own(py, self.process)
     }
 
     /// Makes a call without the GIL, if no other thread makes one.
@@ -221,7 +226,7 @@ impl Session {
             None => make(session).map(Some),
             Some(_) => Ok(None),
         })?;
-        made.ok_or_else(|| argument(py, "a step has begun; commit it first"))
+        made.ok_or_else(|| argument(py, BEGUN))
     }
 
     /// Ends the groups that Python has of the last epoch.
@@ -233,14 +238,21 @@ impl Session {
         }
     }
 
-    /// Takes the session out, if no call of it is under way.
-    fn take(&self, py: Python<'_>) -> PyResult<Option<Box<RustSession>>> {
+    /// Takes the session out, if no call of it is under way and `may` does not refuse.
+    fn take(
+        &self,
+        py: Python<'_>,
+        may: impl FnOnce(&RustSession) -> PyResult<()>,
+    ) -> PyResult<Option<Box<RustSession>>> {
         self.expect_own(py)?;
-        let session = match self.live.try_lock() {
-            Ok(mut live) => live.take(),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
+        let mut live = match self.live.try_lock() {
+            Ok(live) => live,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(argument(py, BUSY)),
         };
+        live.as_deref().map_or(Ok(()), may)?;
+        let session = live.take();
+        drop(live);
         self.end_epoch(py);
         Ok(session)
     }
@@ -248,7 +260,7 @@ impl Session {
     /// Ends the session.
     fn end(&self, py: Python<'_>, leaves: bool) -> PyResult<()> {
         // A call that is refused ends nothing.
-        let session = self.take(py)?;
+        let session = self.take(py, |_| Ok(()))?;
         let left = py.detach(|| match session {
             Some(session) if leaves => session.leave(),
             _ => Ok(()),
@@ -465,7 +477,7 @@ impl Session {
         }
     }
 
-    /// A trainer in this session, which has it from now on.
+    /// Makes a trainer in this session, to which the session belongs from then on.
     #[pyo3(signature = (scheme, layers, *, steps=None, model=0, checked=false))]
     fn trainer(
         &self,
@@ -476,12 +488,16 @@ impl Session {
         model: u64,
         checked: bool,
     ) -> PyResult<Trainer> {
-        let seats = self.between_steps(py, |session| Ok(session.seats()))?;
-        let session = || {
-            let taken = self.take(py)?.ok_or_else(|| error::named(py, "closed", OVER))?;
-            Ok(*taken)
+        let facts = self.call(py, |session| Ok((session.seats(), session.heals())))?;
+        let is_between_steps = |session: &RustSession| match session.attempted_epoch() {
+            None => Ok(()),
+            Some(_) => Err(argument(py, BEGUN)),
         };
-        Trainer::in_session(py, (scheme, &layers, steps), (model, checked), seats, session)
+        let session = || {
+            let taken = self.take(py, is_between_steps)?;
+            taken.map(|session| *session).ok_or_else(|| error::named(py, "closed", OVER))
+        };
+        Trainer::in_session(py, (scheme, &layers, steps), (model, checked), facts, session)
     }
 
     /// Compares the states of all members.

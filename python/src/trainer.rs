@@ -1,34 +1,33 @@
 //! The driver of training schemes as a Python class. The parameters and the gradient are memory
 //! that Python reaches by its address.
 //!
-//! **Invariant:** that memory stays as long as the trainer or a [`TrainedVector`] over it, also
-//! after an error and after the end.
+//! **Invariants:** that memory stays as long as the trainer or a [`TrainedVector`] over it, also
+//! after an error, after the end, and after a panic of the library. The lock of a trainer is never
+//! waited for, as the thread that has it may wait for the GIL.
 
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use pleach_collectives::{Buffer, Session as RustSession};
+use pleach_collectives::Session as RustSession;
+use pleach_collectives::session::{Change, Heal};
 use pleach_training::checkpoint::{CheckpointError, RankState};
 use pleach_training::interpreter::Staleness;
 use pleach_training::{
-    Layout, LeftTraining, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer,
+    Layout, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer, VectorMemory,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{self, argument};
 use crate::group::{Group, Inner};
+use crate::interrupt::raised;
 use crate::session;
 
-/// A training, which owns the memory of the vectors.
+/// A training.
 enum Training {
     Live(Box<RustTrainer>),
     Ended(Box<Trained>),
-    /// Of a session.
-    Left {
-        _memory: LeftTraining,
-    },
-    /// Only while a call ends it.
-    Ending,
+    /// The session was left or closed; or a call ends the training.
+    Over,
 }
 
 /// Whose ranks train.
@@ -44,16 +43,8 @@ enum Ranks {
 struct State {
     training: Training,
     failed: Option<PyErr>,
-}
-
-/// Owns the memory of the vectors.
-struct Shared {
-    ranks: Ranks,
-    state: Mutex<State>,
-    /// Of the parameters and the gradient.
-    addresses: [usize; 2],
-    /// Elements of a vector.
-    count: usize,
+    /// The newest change of the members when a call has ended the training.
+    change: Option<Arc<Change>>,
 }
 
 /// Trains on the ranks of a group by a training scheme: the program computes gradients, and the
@@ -69,22 +60,25 @@ struct Shared {
 /// Raises ArgumentError for a scheme that there is not, or that does not train on so many ranks.
 #[pyclass(frozen, weakref, module = "pleach._native", name = "Trainer")]
 pub(crate) struct Trainer {
-    shared: Arc<Shared>,
     scheme: RustScheme,
+    /// Of the parameters and the gradient.
+    memory: [VectorMemory; 2],
+    /// Dropped before the group.
+    state: Mutex<State>,
+    ranks: Ranks,
 }
 
-impl Drop for Shared {
+impl Drop for Trainer {
     fn drop(&mut self) {
-        let Ranks::Session { process } = self.ranks else { return };
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let training = std::mem::replace(&mut state.training, Training::Ending);
-        if process != std::process::id() {
+        let training = std::mem::replace(&mut state.training, Training::Over);
+        if matches!(self.ranks, Ranks::Session { process } if process != std::process::id()) {
             // The session is the parent's. Its threads are not here, so nobody would end them.
             std::mem::forget(training);
             return;
         }
         let mut training = Some(training);
-        // The session's end waits for operations under way, which may need other threads of Python.
+        // The end waits for operations under way, which may need other threads of Python.
         let _ = Python::try_attach(|py| py.detach(|| drop(training.take())));
         drop(training);
     }
@@ -93,20 +87,7 @@ impl Drop for Shared {
 /// Memory of a trainer. ``numpy.asarray(vector)`` is an array of float32 over it, which keeps it.
 #[pyclass(frozen, weakref, module = "pleach._native", name = "TrainedVector")]
 pub(crate) struct TrainedVector {
-    address: usize,
-    count: usize,
-    _keep: Keep,
-}
-
-/// Owns the memory of a vector.
-enum Keep {
-    Trainer {
-        _shared: Arc<Shared>,
-    },
-    /// The lock makes the type one that threads may share.
-    Alone {
-        _memory: Mutex<Buffer<f32>>,
-    },
+    memory: VectorMemory,
 }
 
 /// The scheme of a text.
@@ -162,31 +143,73 @@ fn exception(py: Python<'_>, ranks: &Ranks, error: &TrainError) -> PyErr {
     }
 }
 
+/// Why a call did not do what it should.
+enum Failed {
+    /// Another call is under way.
+    Busy,
+    Train(TrainError),
+    /// The program's optimizer has raised an exception, or an earlier call has.
+    Raised(PyErr),
+}
+
+impl From<TrainError> for Failed {
+    fn from(error: TrainError) -> Self {
+        Self::Train(error)
+    }
+}
+
+impl State {
+    fn newest_change(&self) -> Option<Arc<Change>> {
+        match &self.training {
+            Training::Live(trainer) => trainer.session().and_then(RustSession::change).cloned(),
+            _ => self.change.clone(),
+        }
+    }
+
+    /// The trainer, where the training is live, which is over now.
+    fn take(&mut self) -> Option<Box<RustTrainer>> {
+        self.change = self.newest_change();
+        match std::mem::replace(&mut self.training, Training::Over) {
+            Training::Live(trainer) => Some(trainer),
+            other => {
+                self.training = other;
+                None
+            }
+        }
+    }
+}
+
 impl Trainer {
-    /// A trainer in a session, which it has from now on. Where the scheme does not train there, the
-    /// caller keeps the session.
+    /// Makes a trainer in a session, to which the session belongs from then on. Where arguments are
+    /// refused, the caller keeps the session. ``seats``: of the session; ``heal``: its way.
     pub(crate) fn in_session(
         py: Python<'_>,
         (scheme, layers, steps): (&str, &[usize], Option<u64>),
         facts: (u64, bool),
-        seats: u32,
+        (seats, heal): (u32, Heal),
         session: impl FnOnce() -> PyResult<RustSession>,
     ) -> PyResult<Self> {
         let (scheme, layout) = (scheme_of(py, scheme)?, Layout::of(layers));
-        let refused = scheme.plan_in_session(&layout, 0, seats).err();
-        if let Some(refusal) = refused.filter(|_| layout.parameters() > 0) {
-            return Err(argument(py, refusal.to_string()));
+        let ranks = Ranks::Session { process: std::process::id() };
+        let refused = if layout.parameters() == 0 {
+            Some(TrainError::NoParameters)
+        } else if heal == Heal::Hidden {
+            Some(TrainError::HealsInStep)
+        } else {
+            scheme.plan_in_session(&layout, 0, seats).err().map(TrainError::from)
+        };
+        if let Some(refused) = refused {
+            return Err(exception(py, &ranks, &refused));
         }
-        let session = session()?;
-        let made =
-            py.detach(|| RustTrainer::in_session(session, &scheme, &layout, steps.unwrap_or(u64::MAX)));
-        Self::of(py, (scheme, layout), Ranks::Session { process: std::process::id() }, made, facts)
+        let (session, steps) = (session()?, steps.unwrap_or(u64::MAX));
+        let made = py.detach(|| RustTrainer::in_session(session, &scheme, &layout, steps));
+        Self::of(py, scheme, ranks, made, facts)
     }
 
     /// A trainer that was made. `model` is compared between all ranks.
     fn of(
         py: Python<'_>,
-        (scheme, layout): (RustScheme, Layout),
+        scheme: RustScheme,
         ranks: Ranks,
         made: Result<RustTrainer, TrainError>,
         (model, checked): (u64, bool),
@@ -194,71 +217,81 @@ impl Trainer {
         let trainer = made.map_err(|error| exception(py, &ranks, &error))?;
         let trainer = trainer.comparing("the hash of the model", model);
         let mut trainer = if checked { trainer.checked() } else { trainer };
-        let addresses = trainer.addresses().ok_or_else(|| argument(py, BUSY))?;
-        let addresses = addresses.map(<*mut f32>::expose_provenance);
-        let state = Mutex::new(State { training: Training::Live(Box::new(trainer)), failed: None });
-        let shared = Arc::new(Shared { ranks, state, addresses, count: layout.parameters() });
-        Ok(Self { shared, scheme })
+        let memory = trainer.memory().ok_or_else(|| argument(py, BUSY))?;
+        let training = Training::Live(Box::new(trainer));
+        Ok(Self { scheme, memory, state: Mutex::new(State { training, failed: None, change: None }), ranks })
     }
 
-    /// Has the session of a training in one, if it is live. Its memory stays.
+    /// Refuses a forked child of the process whose session it is.
+    fn expect_own(&self, py: Python<'_>) -> PyResult<()> {
+        match self.ranks {
+            Ranks::Session { process } => session::expect_own(py, process),
+            Ranks::Group(_) => Ok(()),
+        }
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State>, Failed> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Failed::Busy),
+        }
+    }
+
+    /// Leaves or closes the session of a live training.
     fn part(&self, py: Python<'_>, says_so: bool) -> PyResult<()> {
-        let Ranks::Session { .. } = self.shared.ranks else {
+        self.expect_own(py)?;
+        if let Ranks::Group(_) = self.ranks {
             return Err(argument(py, "this trainer is of a group, which nobody leaves; abort it"));
-        };
-        let is_busy = py.detach(|| {
-            let mut state = match self.shared.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return true,
-            };
-            state.training = match std::mem::replace(&mut state.training, Training::Ending) {
-                Training::Live(trainer) if says_so => Training::Left { _memory: trainer.leave() },
-                Training::Live(trainer) => Training::Left { _memory: trainer.close() },
-                ended => ended,
-            };
-            false
+        }
+        let ended = py.detach(|| {
+            let trainer = self.lock()?.take();
+            match trainer {
+                Some(trainer) if says_so => trainer.leave().map_err(|error| Failed::Train(error.into())),
+                trainer => {
+                    drop(trainer);
+                    Ok(())
+                }
+            }
         });
-        if is_busy { Err(argument(py, BUSY)) } else { Ok(()) }
+        ended.map_err(|failed| self.raised(py, failed))
+    }
+
+    /// The exception of a call that has failed.
+    fn raised(&self, py: Python<'_>, failed: Failed) -> PyErr {
+        match failed {
+            Failed::Busy => argument(py, BUSY),
+            Failed::Train(error) => exception(py, &self.ranks, &error),
+            Failed::Raised(error) => error,
+        }
     }
 
     /// Makes a call without the GIL, if no other thread makes one and none has failed.
     fn call<T: Send>(
         &self,
         py: Python<'_>,
-        make: impl FnOnce(&mut State) -> Result<T, TrainError> + Send,
+        make: impl FnOnce(&mut State) -> Result<T, Failed> + Send,
     ) -> PyResult<T> {
-        enum Refused {
-            Busy,
-            Failed(PyErr),
-        }
-        let made = py.detach(|| {
-            let mut state = match self.shared.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return Err(Refused::Busy),
-            };
+        self.expect_own(py)?;
+        py.detach(|| {
+            let mut state = self.lock().map_err(|failed| Python::attach(|py| self.raised(py, failed)))?;
             if let Some(failed) = &state.failed {
-                return Err(Refused::Failed(Python::attach(|py| failed.clone_ref(py))));
+                return Err(Python::attach(|py| failed.clone_ref(py)));
             }
-            Ok(make(&mut state).inspect_err(|error| {
-                let ends = !matches!(error, TrainError::UnderWay { .. } | TrainError::InSession { .. });
-                if ends {
-                    let failed = Python::attach(|py| exception(py, &self.shared.ranks, error));
-                    state.failed = Some(failed);
+            make(&mut state).map_err(|failed| {
+                use TrainError::{InSession, UnderWay};
+                let goes_on = matches!(failed, Failed::Train(UnderWay { .. } | InSession { .. }));
+                let (raised, kept) = Python::attach(|py| {
+                    let raised = self.raised(py, failed);
+                    let kept = raised.clone_ref(py);
+                    (raised, kept)
+                });
+                if !goes_on {
+                    state.failed = Some(kept);
                 }
-            }))
-        });
-        match made {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => {
-                let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-                let failed = state.failed.as_ref().map(|failed| failed.clone_ref(py));
-                Err(failed.unwrap_or_else(|| exception(py, &self.shared.ranks, &error)))
-            }
-            Err(Refused::Failed(failed)) => Err(failed),
-            Err(Refused::Busy) => Err(argument(py, BUSY)),
-        }
+                raised
+            })
+        })
     }
 
     /// As `call`, before the end.
@@ -268,15 +301,22 @@ impl Trainer {
         make: impl FnOnce(&mut RustTrainer) -> Result<T, TrainError> + Send,
     ) -> PyResult<T> {
         let made = self.call(py, |state| match &mut state.training {
-            Training::Live(trainer) => make(trainer).map(Some),
+            Training::Live(trainer) => Ok(make(trainer).map(Some)?),
             _ => Ok(None),
         })?;
         made.ok_or_else(|| argument(py, ENDED))
     }
 
+    /// Ends the training: on all ranks of a group, in a session for this process.
+    fn give_up(state: &mut State) {
+        match &mut state.training {
+            Training::Live(trainer) if trainer.session().is_none() => trainer.abort(),
+            _ => drop(state.take()),
+        }
+    }
+
     fn vector(&self, place: usize) -> TrainedVector {
-        let (address, count) = (self.shared.addresses[place], self.shared.count);
-        TrainedVector { address, count, _keep: Keep::Trainer { _shared: Arc::clone(&self.shared) } }
+        TrainedVector { memory: self.memory[place].clone() }
     }
 }
 
@@ -326,7 +366,7 @@ impl Trainer {
         let (handle, ranks) = (group.handle(py)?, Ranks::Group(group.inner()));
         let layout = Layout::of(&layers);
         let made = py.detach(|| RustTrainer::new(&handle, &scheme, &layout, steps.unwrap_or(u64::MAX)));
-        Self::of(py, (scheme, layout), ranks, made, (model, checked))
+        Self::of(py, scheme, ranks, made, (model, checked))
     }
 
     /// The scheme, without usual values.
@@ -384,13 +424,15 @@ impl Trainer {
 
     /// Says that the gradient is complete, and goes on until there is a next step to compute.
     /// ``optimizer()`` is called once, when the parameters are to make a step by the gradient: in
-    /// ``update``, on this thread. An exception of it ends the training on all ranks and is raised
-    /// here. loss: only checked. Returns ``steps_alone``.
+    /// ``update``, on this thread. An exception of it is raised here. It ends the training on all
+    /// ranks; in a session it ends for this process, and the others go on. loss: only checked.
+    /// Returns ``steps_alone``.
     #[pyo3(signature = (optimizer, loss=0.0))]
     fn update(&self, py: Python<'_>, optimizer: Py<PyAny>, loss: f32) -> PyResult<u64> {
-        let mut raised = None;
-        let updated = self.train(py, |trainer| {
+        let updated = self.call(py, |state| {
+            let Training::Live(trainer) = &mut state.training else { return Ok(None) };
             let Some(step) = trainer.begun() else { return Ok(None) };
+            let mut raised = None;
             let optimize = |parameters: &mut [f32], gradient: &[f32]| {
                 // Python reaches the elements by the address that it has. Neither slice is used
                 // until it returns.
@@ -402,18 +444,14 @@ impl Trainer {
                 }
             };
             let updated = step.update(optimize, loss);
-            let updated = updated.map(|()| Some(trainer.progress().staleness.next()));
-            if raised.is_some() {
-                trainer.abort();
+            let updated = updated.map(|()| trainer.progress().staleness.next());
+            if let Some(raised) = raised {
+                Self::give_up(state);
+                return Err(Failed::Raised(raised));
             }
-            updated
-        });
-        if let Some(raised) = raised {
-            let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.failed = Some(raised.clone_ref(py));
-            return Err(raised);
-        }
-        updated?.ok_or_else(|| argument(py, NO_STEP))
+            Ok(Some(updated?))
+        })?;
+        updated.ok_or_else(|| argument(py, NO_STEP))
     }
 
     /// How many steps this rank has made since it last took in work of others.
@@ -438,9 +476,7 @@ impl Trainer {
                  where steps_alone is 0 all have the same parameters",
             ));
         }
-        let mut mean = self.train(py, RustTrainer::averaged)?;
-        let (address, count) = (mean.as_mut_ptr().expose_provenance(), mean.len());
-        Ok(TrainedVector { address, count, _keep: Keep::Alone { _memory: Mutex::new(mean) } })
+        Ok(TrainedVector { memory: VectorMemory::of(&mut self.train(py, RustTrainer::averaged)?) })
     }
 
     /// The state of this rank, between two steps: bytes for ``restore``. All ranks call it after
@@ -472,7 +508,7 @@ impl Trainer {
             Training::Ended(trained) => {
                 Ok(Some((trained.progress, Some((trained.guarantee_held, trained.parameters_equal)))))
             }
-            Training::Left { .. } | Training::Ending => Ok(None),
+            Training::Over => Ok(None),
         };
         let found = self.call(py, so_far)?;
         let (progress, ended) = found.ok_or_else(|| argument(py, ENDED))?;
@@ -488,37 +524,33 @@ impl Trainer {
     /// exchange of the scheme. All ranks have the same parameters then. Returns the report. Does
     /// nothing after the end.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.call(py, |state| match std::mem::replace(&mut state.training, Training::Ending) {
-            Training::Live(trainer) => match trainer.end() {
-                Ok(trained) => {
-                    state.training = Training::Ended(Box::new(trained));
-                    Ok(())
-                }
+        self.call(py, |state| {
+            let Some(trainer) = state.take() else { return Ok(()) };
+            match trainer.end() {
+                Ok(trained) => state.training = Training::Ended(Box::new(trained)),
                 Err((error, trainer)) => {
                     state.training = Training::Live(trainer);
-                    Err(error)
+                    return Err(error.into());
                 }
-            },
-            ended => {
-                state.training = ended;
-                Ok(())
             }
+            Ok(())
         })?;
+        // Ctrl-C while it has left the session.
+        if let Some(raised) = raised() {
+            return Err(raised);
+        }
         self.report(py)
     }
 
-    /// Ends the training on all ranks: their calls raise AbortedError. Does nothing after the end.
+    /// Ends the training on all ranks: their calls raise AbortedError. In a session it ends for
+    /// this process alone, as by ``close``. Does nothing after the end.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let is_busy = py.detach(|| match self.shared.state.try_lock() {
-            Ok(mut state) => {
-                if let Training::Live(trainer) = &mut state.training {
-                    trainer.abort();
-                }
-                false
-            }
-            Err(error) => matches!(error, TryLockError::WouldBlock),
+        self.expect_own(py)?;
+        let aborted = py.detach(|| {
+            Self::give_up(&mut *self.lock()?);
+            Ok(())
         });
-        if is_busy { Err(argument(py, BUSY)) } else { Ok(()) }
+        aborted.map_err(|failed| self.raised(py, failed))
     }
 
     /// The rank of this process in the step that has begun, and the number of ranks. In a session
@@ -531,9 +563,9 @@ impl Trainer {
     /// The newest change of the members of the session; None: there was none, or no session.
     #[getter]
     fn change<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let newest =
-            |trainer: &mut RustTrainer| Ok(trainer.session().and_then(|session| session.change()).cloned());
-        self.train(py, newest)?.map(|change| session::change_of(py, &change)).transpose()
+        let newest = py.detach(|| Ok(self.lock()?.newest_change()));
+        let newest = newest.map_err(|failed| self.raised(py, failed))?;
+        newest.map(|change| session::change_of(py, &change)).transpose()
     }
 
     /// Leaves the session of a training in one. The others go on. Does nothing after the end.
@@ -547,7 +579,7 @@ impl Trainer {
     }
 
     fn __repr__(&self) -> String {
-        format!("<pleach.Trainer: {}, {} parameters>", self.scheme, self.shared.count)
+        format!("<pleach.Trainer: {}, {} parameters>", self.scheme, self.memory[0].count())
     }
 }
 
@@ -556,22 +588,22 @@ impl TrainedVector {
     /// Where the memory begins.
     #[getter]
     fn address(&self) -> usize {
-        self.address
+        self.memory.address()
     }
 
     /// Length of the memory, in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.count * size_of::<f32>()
+        self.memory.count() * size_of::<f32>()
     }
 
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
-        interface.set_item("shape", (self.count,))?;
+        interface.set_item("shape", (self.memory.count(),))?;
         interface.set_item("typestr", "<f4")?;
-        interface.set_item("data", (self.address, false))?;
+        interface.set_item("data", (self.address(), false))?;
         Ok(interface)
     }
 }

@@ -223,6 +223,7 @@ TRAINED = """
             assert (rank, ranks) == (0, 1) and updates == 40, (rank, ranks, updates)
             assert abs(x - 1).max() < 1e-3, x
             print(changes, flush=True)
+            assert session.change.left == changes[-1], "it is known after the end"
         for make in (lambda: session.step, lambda: session.trainer("sync", [4])):
             try:
                 make()
@@ -243,15 +244,65 @@ def test_a_training_goes_on_when_a_member_is_killed_and_another_one_leaves(ranks
     assert results[1][1] == "done\n", results
 
 
+def test_a_forked_child_has_no_trainer_of_a_session(ranks):
+    program = """
+        import os, pleach
+        with pleach.Session(1, 1, program="forked") as session:
+            trainer = session.trainer("sync", [4], steps=3)
+            made = 0
+            while trainer.step():
+                if made == 1 and os.fork() == 0:
+                    refused = 0
+                    for call in (trainer.step, lambda: trainer.update(None), trainer.leave, session.leave, trainer.abort):
+                        try:
+                            call()
+                        except pleach.ForkedError:
+                            refused += 1
+                    assert len(trainer.parameters) == 4
+                    del trainer
+                    os._exit(refused)
+                trainer.update(lambda: None)
+                made += 1
+            _, status = os.wait()
+            assert os.waitstatus_to_exitcode(status) == 5, status
+            trainer.finish()
+        print("done", made, flush=True)
+    """
+    assert ranks(1, program).finish(0, timeout=60)[:2] == (0, "done 3\n")
+
+
+def test_an_optimizer_that_raises_ends_the_training_for_its_process_alone(ranks):
+    program = """
+        import pleach
+        with pleach.Session(1, 2, program="raises", begin_wait=60) as session:
+            trainer = session.trainer("sync", [4], steps=9)
+            try:
+                while trainer.step():
+                    wrong = session.seat == 1 and trainer.number == 4
+                    trainer.update(lambda: 1 / 0 if wrong else None)
+                trainer.finish()
+            except ZeroDivisionError as error:
+                print(error, flush=True)
+            else:
+                print("done", session.change.left, flush=True)
+    """
+    job = ranks(2, program)
+    first, second = [job.finish(rank, timeout=60)[:2] for rank in range(2)]
+    assert second == (0, "division by zero\n")
+    assert first[0] == 0 and first[1].startswith("done {1:"), first
+
+
 def test_a_trainer_refuses_what_a_session_has_not(ranks):
     program = """
-        import numpy as np, pleach
+        import pleach
         with pleach.Session(1, 2, program="refused", begin_wait=60) as session:
-            try:
-                session.trainer("gossip", [4])
-                raise AssertionError("nobody trains so")
-            except pleach.ArgumentError as error:
-                print(error, flush=True)
+            # The session stays the program's.
+            for scheme, layers in [("gossip", [4]), ("sync", []), ("none", [4])]:
+                try:
+                    session.trainer(scheme, layers)
+                    raise AssertionError("nobody trains so")
+                except pleach.ArgumentError as error:
+                    print(error, flush=True)
             trainer = session.trainer("sync", [4], steps=2)
             for make in (trainer.state, trainer.averaged, lambda: trainer.restore(b"")):
                 try:
@@ -259,7 +310,6 @@ def test_a_trainer_refuses_what_a_session_has_not(ranks):
                     raise AssertionError("a session has none")
                 except pleach.ArgumentError as error:
                     print(error, flush=True)
-                    break
             while trainer.step():
                 trainer.update(lambda: None)
             trainer.finish()

@@ -45,4 +45,4 @@ pub use scheme::{
     AfterLoss, Axes, Exchange, ExchangeRule, Parallelism, Refusal, Scheme, SchemeTextError, State, Timing,
 };
 pub use simulation::Simulation;
-pub use trainer::{LeftTraining, Progress, Step, TrainError, Trained, Trainer};
+pub use trainer::{Progress, Step, TrainError, Trained, Trainer, VectorMemory};

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use pleach_transport::cuda::ForeignMemory;
@@ -357,6 +358,14 @@ impl<T: Element> Buffer<T> {
         let whole = first.slice.region().slice(from..from + len * size_of::<T>());
         let slice = whole.expect("the parts are inside of their region");
         Ok(Self { slice, len, group: first.group, _element: PhantomData })
+    }
+
+    /// An owner of the memory, which stays where it is as long as the buffer or an owner. For
+    /// programs in other languages, which reach it by its address.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn owner(&self) -> Arc<dyn Send + Sync> {
+        Arc::new(self.slice.clone())
     }
 
     /// The number of the group, and a handle of the registered memory, which keeps the memory when

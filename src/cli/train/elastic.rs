@@ -317,8 +317,7 @@ impl<'a> Training<'a> {
         let trained = match ended {
             Ok(trained) => trained,
             Err((TrainError::Session(SessionError::Left), trainer)) => {
-                trainer.leave();
-                return Ok(None);
+                return trainer.leave().map(|()| None).map_err(|error| TrainError::from(error).into());
             }
             Err((error, _)) => return Err(error.into()),
         };

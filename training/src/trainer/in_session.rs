@@ -29,8 +29,6 @@
 //! is told of the members before the first operation in an epoch. No operation of an epoch that is
 //! over has memory of the trainer.
 
-use std::collections::VecDeque;
-
 use pleach_collectives::session::{Heal, Session, SessionError, State, Verdict};
 use pleach_collectives::{Buffer, CollectiveError, Group};
 use pleach_transport::clock;
@@ -38,7 +36,6 @@ use pleach_vocabulary::digest::chain;
 
 use super::metrics::TrainingMetrics;
 use super::models::{Models, hand_over};
-use super::registered::RegisteredVectors;
 use super::{Started, Step, TrainError, Trained, Trainer, Wanted, Work, arguments};
 use crate::interpreter::Vectors as _;
 use crate::ledger::PolicyError;
@@ -163,6 +160,11 @@ impl InSession {
         self.models.as_mut()
     }
 
+    /// Leaves the session.
+    pub(crate) fn leave(self) -> Result<(), SessionError> {
+        self.session.leave()
+    }
+
     /// Registered memory for all epochs.
     pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer<f32>, SessionError> {
         self.session.buffer(len)
@@ -235,29 +237,6 @@ impl InSession {
         self.is_told &= is_committed;
         Ok(is_committed)
     }
-}
-
-/// A training that this process has left ([`Trainer::leave`]). The memory of its vectors stays
-/// where [`Trainer::addresses`] said, as long as this.
-pub struct LeftTraining {
-    _vectors: RegisteredVectors,
-    /// With pieces of vectors, until their group ends them.
-    _started: VecDeque<Started>,
-}
-
-/// Leaves the session, or ends it without a word.
-pub(crate) fn leave(mut trainer: Trainer, says_so: bool) -> LeftTraining {
-    let in_session = trainer.in_session.take();
-    let (_vectors, _started) = (std::mem::take(&mut trainer.vectors), std::mem::take(&mut trainer.started));
-    // The group of an epoch ends before its session.
-    drop(trainer);
-    if let Some(InSession { session, .. }) = in_session
-        && says_so
-    {
-        // Whatever the others do, this process has left.
-        let _ = session.leave();
-    }
-    LeftTraining { _vectors, _started }
 }
 
 fn session_of(trainer: &mut Trainer) -> &mut InSession {

@@ -45,7 +45,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pleach_collectives::session::Session;
+use pleach_collectives::session::{Session, SessionError};
 use pleach_collectives::{Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp};
 use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
@@ -60,10 +60,10 @@ use crate::rows::Rows;
 use crate::scheme::Scheme;
 pub use error::TrainError;
 use in_session::InSession;
-pub use in_session::LeftTraining;
 use messages::Messages;
 use metrics::TrainingMetrics;
 use registered::RegisteredVectors;
+pub use registered::VectorMemory;
 use rounds::Lines;
 pub use trained::{Progress, Trained};
 
@@ -351,17 +351,16 @@ impl Trainer {
         parameters
     }
 
-    /// Where the parameters and the gradient begin: each has as many elements as the layout. Both
-    /// stay there as long as this trainer, and then as long as the [`Trained`]. `None` while a
-    /// bucket is being averaged.
+    /// The memory of the parameters and of the gradient, for programs in other languages: each has
+    /// as many elements as the layout. It stays where it is as long as the trainer, the [`Trained`]
+    /// or these values. `None` while a bucket is being averaged.
     ///
-    /// Whoever gets the addresses leaves such a bucket alone, and everything while a call is under
-    /// way, but for what [`Step::update`] hands to the optimizer.
-    pub fn addresses(&mut self) -> Option<[*mut f32; 2]> {
-        let parameters = self.layout.parameters();
-        let (_, gradient) = self.vectors.for_computing(parameters, &(0..parameters))?;
-        let gradient = gradient.as_mut_ptr();
-        Some([self.parameters_mut().as_mut_ptr(), gradient])
+    /// A program that reaches it by its address leaves such a bucket alone, and everything while a
+    /// call is under way, but for what [`Step::update`] hands to the optimizer.
+    pub fn memory(&mut self) -> Option<[VectorMemory; 2]> {
+        let [parameters, gradient] = [Vector::Parameters, Vector::Gradient]
+            .map(|vector| self.vectors.memory(vector, self.layout.parameters()));
+        Some([parameters?, gradient?])
     }
 
     /// How far this rank has come.
@@ -437,13 +436,13 @@ impl Trainer {
     /// See [`TrainError`].
     pub fn finish(mut self) -> Result<Trained, TrainError> {
         let trained = self.last_exchange()?;
-        self.leave();
+        // Whatever the others do, this rank has ended.
+        let _ = self.leave();
         Ok(trained)
     }
 
-    /// As [`Trainer::finish`], for a program that has lent the memory of the vectors to others
-    /// ([`Trainer::addresses`]). After an error it gets the trainer back, which has the memory
-    /// still.
+    /// As [`Trainer::finish`]. After an error the program gets the trainer back, to leave a session
+    /// or to go on.
     ///
     /// # Errors
     ///
@@ -451,7 +450,7 @@ impl Trainer {
     pub fn end(mut self) -> Result<Trained, (TrainError, Box<Self>)> {
         match self.last_exchange() {
             Ok(trained) => {
-                self.leave();
+                let _ = self.leave(); // As above.
                 Ok(trained)
             }
             Err(error) => Err((error, Box::new(self))),
@@ -459,15 +458,16 @@ impl Trainer {
     }
 
     /// Leaves the session of a training in one: after `SessionError::Left`, or for good before
-    /// the last step. The others go on.
-    pub fn leave(self) -> LeftTraining {
-        in_session::leave(self, true)
-    }
-
-    /// Ends the session of a training in one at once: to the others it is as the end of the
-    /// process.
-    pub fn close(self) -> LeftTraining {
-        in_session::leave(self, false)
+    /// the last step. The others go on. (To drop the trainer is to them as the end of the process.)
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Session::leave`].
+    pub fn leave(mut self) -> Result<(), SessionError> {
+        let in_session = self.in_session.take();
+        // The group of an epoch ends before its session.
+        drop(self);
+        in_session.map_or(Ok(()), InSession::leave)
     }
 
     fn last_exchange(&mut self) -> Result<Trained, TrainError> {

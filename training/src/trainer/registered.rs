@@ -4,6 +4,7 @@
 //! **Invariant:** a piece is either here or owned by one operation, and pieces that touch are one.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use pleach_collectives::{Buffer, CollectiveError, Window};
 
@@ -73,11 +74,41 @@ impl Pieces {
     }
 }
 
+/// The memory of a vector, for programs in other languages ([`Trainer::memory`]). It stays where it
+/// is as long as this.
+///
+/// [`Trainer::memory`]: crate::Trainer::memory
+#[derive(Clone)]
+pub struct VectorMemory {
+    address: usize,
+    count: usize,
+    _owner: Arc<dyn Send + Sync>,
+}
+
+impl VectorMemory {
+    /// That of a buffer, for example of [`Trainer::averaged`](crate::Trainer::averaged).
+    pub fn of(buffer: &mut Buffer<f32>) -> Self {
+        let address = buffer.as_mut_ptr().expose_provenance();
+        Self { address, count: buffer.len(), _owner: buffer.owner() }
+    }
+
+    /// Where it begins. The provenance of the pointer is exposed.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// How many elements of four bytes it has.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+}
+
 /// Makes a step of some elements by their gradient.
 pub(crate) type Optimizer = Box<dyn FnMut(Range<usize>, &mut [f32], &[f32]) + Send>;
 
 /// The vectors of a rank.
-#[derive(Default)]
 pub(crate) struct RegisteredVectors {
     /// If the program has given it to the trainer.
     pub(crate) optimizer: Option<Optimizer>,
@@ -127,6 +158,14 @@ impl RegisteredVectors {
     /// Takes a piece out for an operation; `None` if another has it.
     pub(crate) fn take(&mut self, vector: Vector, piece: &Range<usize>) -> Option<Buffer<f32>> {
         self.vectors[vector.index()].take(piece)
+    }
+
+    /// The memory of a whole vector of so many elements; `None` if an operation has a part of it.
+    pub(crate) fn memory(&mut self, vector: Vector, len: usize) -> Option<VectorMemory> {
+        match &mut self.vectors[vector.index()].0[..] {
+            [(0, all)] if all.len() == len => Some(VectorMemory::of(all)),
+            _ => None,
+        }
     }
 
     /// Puts the piece of an operation back.
