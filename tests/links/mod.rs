@@ -24,9 +24,11 @@ const PORT: u16 = 29_500;
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Files that `ip netns exec` lays over those of `/etc`, in a folder a namespace.
 const NAMESPACE_FILES: &str = "/etc/netns";
-/// What a bucket holds, in bytes: some frames, and at the highest bandwidth enough for a tick of
-/// the kernel's clock.
+/// What a bucket holds at least, in bytes: some frames. It holds a millisecond's bytes where these
+/// are more, as the kernel cuts what it sends at once into frames where a bucket has less room.
 const BURST_BYTES: u32 = 32 << 10;
+/// Bytes that a megabit per second carries in a millisecond.
+const BYTES_PER_MEGABIT_AND_MS: u32 = 125;
 /// How long a frame may wait in a bucket before it is dropped. Longer than the data under way take,
 /// so that nothing is.
 const QUEUE_MS: u32 = 400;
@@ -117,11 +119,12 @@ impl Hosts {
             "ip",
             &["-n", one, "link", "add", &device, "type", "veth", "peer", "name", &device, "netns", other],
         )?;
-        let (burst, queue) = (BURST_BYTES.to_string(), format!("{QUEUE_MS}ms"));
+        let queue = format!("{QUEUE_MS}ms");
         for name in [one, other] {
             run("ip", &["-n", name, "link", "set", &device, "up"])?;
             let Some(megabits_per_s) = wire.megabits_per_s else { continue };
             let rate = format!("{megabits_per_s}mbit");
+            let burst = BURST_BYTES.max(megabits_per_s * BYTES_PER_MEGABIT_AND_MS).to_string();
             let shape = ["qdisc", "add", "dev", &device, "root", "tbf", "rate", &rate, "burst", &burst];
             run("ip", &[&["netns", "exec", name, "tc"], &shape[..], &["latency", &queue]].concat())?;
         }

@@ -26,8 +26,10 @@ use crate::layout::Bucket;
 use crate::order::{self, Link, Order};
 use crate::policy::OperationId;
 
-/// Most bytes of a piece.
-pub(crate) const PIECE_BYTES: usize = 512 << 10;
+/// Most bytes of a piece. A group carries out two long operations at a time
+/// (`collectives/src/engine`), and on processors that compute, an operation waits milliseconds for
+/// its turn: with shorter pieces a network is idle meanwhile.
+pub(crate) const PIECE_BYTES: usize = 2 << 20;
 
 /// Steps before the first exchange of profiles, and between two.
 const FIRST_AFTER: u64 = 3;
@@ -331,14 +333,17 @@ fn digest(list: &[Piece]) -> u64 {
 mod tests {
     use super::*;
 
-    /// The last layer of 4 MiB is ready first, and the first of 512 KiB is needed first.
+    /// Elements of a piece.
+    const PIECE: usize = PIECE_BYTES / size_of::<f32>();
+
+    /// The last layer of eight pieces is ready first, and the first of one piece is needed first.
     fn buckets() -> Vec<Range<usize>> {
-        vec![1 << 17..(1 << 17) + (1 << 20), 0..1 << 17]
+        vec![PIECE..9 * PIECE, 0..PIECE]
     }
 
     /// Sums of two ranks and one step each.
     fn totals(ready: u64, needed: u64, busy_ns: u64) -> Vec<u64> {
-        let bytes = 2 * 9 * (512 << 10);
+        let bytes = 2 * 9 * PIECE_BYTES as u64;
         vec![2, busy_ns, bytes, 0, 2 * needed, 2 * ready, 2 * ready]
     }
 
@@ -357,8 +362,8 @@ mod tests {
     fn pieces_are_all_elements_once_and_not_too_long() {
         let list = first_come(&buckets());
         assert_eq!(list.len(), 9);
-        assert_eq!(list[0], Piece { bucket: 0, elements: 1 << 17..1 << 18 });
-        assert_eq!(list[8], Piece { bucket: 1, elements: 0..1 << 17 });
+        assert_eq!(list[0], Piece { bucket: 0, elements: PIECE..2 * PIECE });
+        assert_eq!(list[8], Piece { bucket: 1, elements: 0..PIECE });
         assert!(list.windows(2).take(7).all(|pair| pair[0].elements.end == pair[1].elements.start));
     }
 

@@ -28,8 +28,8 @@ use crate::policy::{Action, Actions, Event, OperationId, OperationIds, Outcome, 
 use crate::state::State;
 
 /// Most bytes of gradients that are averaged at once: enough for a network to be busy while the
-/// program computes between two buckets.
-pub(crate) const UNDER_WAY_BYTES: usize = 4 << 20;
+/// program computes between two buckets, as operations are started there alone.
+pub(crate) const UNDER_WAY_BYTES: usize = 16 << 20;
 
 /// A piece whose average is under way.
 #[derive(Debug)]
