@@ -181,7 +181,7 @@ impl State {
 
 impl Trainer {
     /// Makes a trainer in a session, to which the session belongs from then on. Where arguments are
-    /// refused, the caller keeps the session. ``seats``: of the session; ``heal``: its way.
+    /// refused, the caller keeps the session. `seats` and `heal` are those of the session.
     pub(crate) fn in_session(
         py: Python<'_>,
         (scheme, layers, steps): (&str, &[usize], Option<u64>),
