@@ -123,7 +123,8 @@ pub(crate) unsafe fn session_call(
             }
             11 => {
                 let (list, mut found) = (input.number(), 0);
-                let mut member = pleachMember_t { seat: 0, reason: 0, incarnation: 0 };
+                let mut member =
+                    pleachMember_t { seat: 0, reason: 0, incarnation: 0, unreceivedTo: 0, unreceivedFrom: 0 };
                 pleachSessionGetChange(session, list, &mut member, count % 2, &mut found)
             }
             12 => pleachSessionAudit(session),
