@@ -45,8 +45,8 @@ pub(crate) fn overlap() -> Result<Vec<Limit>, String> {
         Ok(hosts) => hosts,
         Err(reason) => {
             let what = format!("a step of `sync` on 25 M parameters, two hosts, {MEGABITS_PER_S} Mbit/s");
-            let found = format!("not measured: no shaped networks here: {reason}");
-            return Ok(vec![Limit::new(what, "≤ 1.25", found, false)]);
+            let found = format!("not measured, as there are no shaped networks here: {reason}");
+            return Ok(vec![Limit::new(what, "≤ 1.25", found, None)]);
         }
     };
     let train = [
@@ -82,5 +82,5 @@ pub(crate) fn overlap() -> Result<Vec<Limit>, String> {
         communicating * 1e3
     );
     let found = format!("{ratio:.2} ({:.0} ms)", step * 1e3);
-    Ok(vec![Limit::new(what, "≤ 1.25", found, ratio <= STEP_MAX)])
+    Ok(vec![Limit::new(what, "≤ 1.25", found, Some(ratio <= STEP_MAX))])
 }

@@ -21,7 +21,7 @@ pub(crate) mod jin;
 mod quadratic;
 pub(crate) mod quality;
 #[path = "../../../collectives/tests/ranks/mod.rs"]
-mod ranks;
+pub(crate) mod ranks;
 #[path = "../../report/mod.rs"]
 pub(crate) mod report;
 pub(crate) mod staleness;
