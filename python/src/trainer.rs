@@ -239,7 +239,7 @@ impl Trainer {
     }
 
     /// Leaves or closes the session of a live training.
-    fn part(&self, py: Python<'_>, says_so: bool) -> PyResult<()> {
+    fn end_session(&self, py: Python<'_>, says_so: bool) -> PyResult<()> {
         self.expect_own(py)?;
         if let Ranks::Group(_) = self.ranks {
             return Err(argument(py, "this trainer is of a group, which nobody leaves; abort it"));
@@ -254,11 +254,11 @@ impl Trainer {
                 }
             }
         });
-        ended.map_err(|failed| self.raised(py, failed))
+        ended.map_err(|failed| self.exception_of(py, failed))
     }
 
     /// The exception of a call that has failed.
-    fn raised(&self, py: Python<'_>, failed: Failed) -> PyErr {
+    fn exception_of(&self, py: Python<'_>, failed: Failed) -> PyErr {
         match failed {
             Failed::Busy => argument(py, BUSY),
             Failed::Train(error) => exception(py, &self.ranks, &error),
@@ -274,7 +274,8 @@ impl Trainer {
     ) -> PyResult<T> {
         self.expect_own(py)?;
         py.detach(|| {
-            let mut state = self.lock().map_err(|failed| Python::attach(|py| self.raised(py, failed)))?;
+            let mut state =
+                self.lock().map_err(|failed| Python::attach(|py| self.exception_of(py, failed)))?;
             if let Some(failed) = &state.failed {
                 return Err(Python::attach(|py| failed.clone_ref(py)));
             }
@@ -282,7 +283,7 @@ impl Trainer {
                 use TrainError::{InSession, UnderWay};
                 let goes_on = matches!(failed, Failed::Train(UnderWay { .. } | InSession { .. }));
                 let (raised, kept) = Python::attach(|py| {
-                    let raised = self.raised(py, failed);
+                    let raised = self.exception_of(py, failed);
                     let kept = raised.clone_ref(py);
                     (raised, kept)
                 });
@@ -550,7 +551,7 @@ impl Trainer {
             Self::give_up(&mut *self.lock()?);
             Ok(())
         });
-        aborted.map_err(|failed| self.raised(py, failed))
+        aborted.map_err(|failed| self.exception_of(py, failed))
     }
 
     /// The rank of this process in the step that has begun, and the number of ranks. In a session
@@ -564,18 +565,18 @@ impl Trainer {
     #[getter]
     fn change<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let newest = py.detach(|| Ok(self.lock()?.newest_change()));
-        let newest = newest.map_err(|failed| self.raised(py, failed))?;
+        let newest = newest.map_err(|failed| self.exception_of(py, failed))?;
         newest.map(|change| session::change_of(py, &change)).transpose()
     }
 
     /// Leaves the session of a training in one. The others go on. Does nothing after the end.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
-        self.part(py, true)
+        self.end_session(py, true)
     }
 
     /// Ends the session of a training in one: to the others it is as the end of the process.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.part(py, false)
+        self.end_session(py, false)
     }
 
     fn __repr__(&self) -> String {
