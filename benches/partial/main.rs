@@ -5,8 +5,10 @@
 //!    the activation `all`, and MPI_Allreduce (`skewed.c`).
 //! 2. *Steps*: the experiment of its figure 9: ranks that compute for 40 ms a step, of which one,
 //!    drawn anew in each step, computes longer. The ideal is known: nobody waits for the late rank.
-//! 3. *Overhead*: rounds in which nobody is late, beside `all_reduce` in the same processes, in
-//!    turn.
+//! 3. *Overhead*: rounds in which nobody is late, beside `all_reduce` in the same processes. Blocks
+//!    of one and of the other take turns; in a block one call follows the other. Once with
+//!    contributions that stay, and once with contributions that are written before each call, whose
+//!    own time is not counted.
 //!
 //! Medians of rounds in turn count. This reports, and fails only where a result is wrong.
 
@@ -209,17 +211,24 @@ fn overhead(arguments: &Arguments) -> Result<(), String> {
     println!(
         "\n# overhead: us of a round in which nobody is late (all), beside all_reduce into another buffer"
     );
-    println!("{:>5} {:>9} {:>10} {:>10} {:>6}", "ranks", "bytes", "all_reduce", "round", "ratio");
+    println!(
+        "{:>5} {:>9} {:>8} {:>10} {:>10} {:>6}",
+        "ranks", "bytes", "inputs", "all_reduce", "round", "ratio"
+    );
     for ranks in [2, 4] {
         for bytes in [8, 1024, 65_536, 1 << 20, 8 << 20] {
-            let [mut plain, mut round] = [const { Vec::new() }; 2];
-            for _ in 0..arguments.times {
-                let found = numbers(&ranks_of_this(ranks, "overhead", &bytes.to_string())?)?;
-                plain.push(found[0]);
-                round.push(found[1]);
+            for inputs in ["kept", "written"] {
+                let [mut plain, mut round] = [const { Vec::new() }; 2];
+                for _ in 0..arguments.times {
+                    let value = format!("{inputs},{bytes}");
+                    let found = numbers(&ranks_of_this(ranks, "overhead", &value)?)?;
+                    plain.push(found[0]);
+                    round.push(found[1]);
+                }
+                let [plain, round] = [plain, round].map(median);
+                let ratio = round / plain;
+                println!("{ranks:>5} {bytes:>9} {inputs:>8} {plain:>10.2} {round:>10.2} {ratio:>6.2}");
             }
-            let [plain, round] = [plain, round].map(median);
-            println!("{ranks:>5} {bytes:>9} {plain:>10.1} {round:>10.1} {:>6.2}", round / plain);
         }
     }
     Ok(())
@@ -232,7 +241,7 @@ fn rank(experiment: &str, value: &str) -> Result<(), Failure> {
     let group = Group::join(&Options::from_env()?)?;
     let found = match experiment {
         "steps" => steps_of_rank(&group, value)?,
-        _ => overhead_of_rank(&group, value.parse()?)?,
+        _ => overhead_of_rank(&group, value)?,
     };
     if group.rank() == 0 {
         println!("{MARK} {}", found.map(|number| number.to_string()).join(" "));
@@ -261,29 +270,63 @@ fn steps_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
     Ok([f64::from(STEPS) / seconds[0], 0.0])
 }
 
+/// How long a block of calls takes about, and how many blocks of each kind are measured.
+const BLOCK: Duration = Duration::from_millis(60);
+const BLOCKS: usize = 10;
+
 /// Medians of an all-reduce and of a round, in microseconds.
-fn overhead_of_rank(group: &Group, bytes: usize) -> Result<[f64; 2], Failure> {
-    let len = bytes / size_of::<f32>();
+fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
+    let (inputs, bytes) = value.split_once(',').ok_or("INPUTS,BYTES")?;
+    let (is_written, len) = (inputs == "written", bytes.parse::<usize>()? / size_of::<f32>());
     let mut rounds = group.partial::<f32>(len, Activation::all().divisor(Divisor::None))?;
     let (mut input, mut output) = (group.buffer::<f32>(len)?, group.buffer::<f32>(len)?);
-    let times = (64 << 20) / (bytes + (64 << 10));
-    let [mut plain, mut round] = [const { Vec::new() }; 2];
-    for _ in 0..times {
-        // Both read what was just computed: bytes that a peer has in its caches come sooner.
-        input.fill(1.0);
-        group.barrier()?;
+    input.fill(1.0);
+    let mut plain = |group: &Group, is_written: bool| -> Result<(Duration, Duration), Failure> {
         let begin = clock::now();
+        if is_written {
+            input.fill(1.0);
+        }
+        let called = clock::now();
         group.run(Operation::all_reduce_into(&input, &mut output, ReduceOp::Sum))?;
-        plain.push((clock::now() - begin).as_secs_f64() * 1e6);
-        rounds.contribution().fill(1.0);
-        group.barrier()?;
+        Ok((called - begin, clock::now() - called))
+    };
+    let expected = group.world_size() as f32;
+    let mut round = |_: &Group, is_written: bool| -> Result<(Duration, Duration), Failure> {
         let begin = clock::now();
+        if is_written {
+            rounds.contribution().fill(1.0);
+        }
+        let called = clock::now();
         let ended = rounds.contribute()?;
-        round.push((clock::now() - begin).as_secs_f64() * 1e6);
-        if ended.result() != &output[..] {
+        let took = clock::now() - called;
+        if ended.result().first() != Some(&expected) {
             return Err("a round has another sum than all_reduce".into());
         }
+        Ok((called - begin, took))
+    };
+    type Call<'a> = &'a mut dyn FnMut(&Group, bool) -> Result<(Duration, Duration), Failure>;
+    let block = |call: Call<'_>, calls: u32| -> Result<f64, Failure> {
+        let mut took = Duration::ZERO;
+        for _ in 0..calls {
+            took += call(group, is_written)?.1;
+        }
+        Ok(took.as_secs_f64() * 1e6 / f64::from(calls))
+    };
+    // Every buffer is written once at first; then all ranks make as many calls in a block.
+    let mut wrote = Duration::ZERO;
+    for _ in 0..3 {
+        wrote = plain(group, true)?.0 + round(group, true)?.0;
+    }
+    let mut once = [block(&mut plain, 30)? / 1e6 + wrote.as_secs_f64()];
+    group.all_reduce(&mut once, ReduceOp::Max)?;
+    let calls = (BLOCK.as_secs_f64() / once[0]).clamp(20.0, 1e6) as u32;
+    let [mut plain_us, mut round_us] = [const { Vec::new() }; 2];
+    for _ in 0..BLOCKS {
+        group.barrier()?;
+        plain_us.push(block(&mut plain, calls)?);
+        group.barrier()?;
+        round_us.push(block(&mut round, calls)?);
     }
     rounds.finish()?;
-    Ok([median(plain), median(round)])
+    Ok([median(plain_us), median(round_us)])
 }

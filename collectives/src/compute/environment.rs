@@ -113,6 +113,7 @@ mod tests {
     use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
     use super::*;
+    use crate::engine::RoundDivisor;
     use crate::partial::{Activation, Divisor};
     use crate::{Element, Group, Options, Progress, Reproducible, ranks};
 
@@ -244,9 +245,10 @@ mod tests {
             register::set(FLUSHING);
             let given = [<f32 as Subnormal>::of(3); 5];
             let given = (group.rank() == 1).then_some(&given[..]);
-            let found = group.of_present(5, ReduceOp::Sum).and_then(|calls| calls.all_reduce(given, None));
+            let of_present = group.of_present(5, ReduceOp::Sum);
+            let found = of_present.and_then(|calls| calls.all_reduce(given, RoundDivisor::Ranks));
             register::set(register::DEFAULT);
-            found.expect("a round").0.iter().map(|element| element.to_bits()).collect::<Vec<_>>()
+            found.expect("a round").result.iter().map(|element| element.to_bits()).collect::<Vec<_>>()
         });
         // Rank 0 leaves its own neutral elements out, and rank 1 adds them.
         assert_eq!(results, [[3; 5], [0; 5]]);

@@ -587,6 +587,14 @@ impl Engine {
         Some(Err(fault))
     }
 
+    /// Who has contributed to a round whose run has ended well, by bits. To be asked before another
+    /// call is made: that may take the run's place, and then nobody is known.
+    pub(crate) fn contributors(&self, id: RunId) -> u32 {
+        let slot = &self.admission.slots[usize::from(id.slot)];
+        let run = slot.run.as_ref().filter(|_| slot.issue == id.issue);
+        run.map_or(0, Run::contributors)
+    }
+
     /// Admits and advances runs; true when anything moved, or the group has failed.
     pub(super) fn advance_runs(&mut self, now: Nanos) -> bool {
         if !self.is_ready() {
@@ -787,17 +795,6 @@ impl Engine {
         } else {
             self.note_completed_message(plan.stream(), number);
         }
-        self.observer.note_carried_out(plan, number);
-    }
-
-    /// A collective with this number was carried out at once, beside another one that may go on.
-    pub(crate) fn note_carried_out_beside(&mut self, plan: &Plan, number: u64) {
-        if credit_is_due(plan.class(), number) {
-            let unfinished = self.admission.first_unfinished(None);
-            let is_alone = unfinished == self.admission.next_run;
-            self.send_credits(Stream::Collectives, plan.program().credited(is_alone), unfinished);
-        }
-        self.note_completed();
         self.observer.note_carried_out(plan, number);
     }
 }

@@ -191,8 +191,9 @@ struct FastContext<'a> {
     mapped: &'a [Option<Mapped>],
 }
 
-/// One run on the fast path.
-struct FastRun<'a> {
+/// One run on the fast path. `IN_ROUND`: of a round of a partial all-reduce, in which this rank's
+/// input is not absent.
+struct FastRun<'a, const IN_ROUND: bool> {
     plan: &'a Plan,
     fast: &'a FastPlan,
     number: &'a RunNumber,
@@ -201,20 +202,27 @@ struct FastRun<'a> {
     /// This run's bank of scratch.
     scratch: Address,
     progress: LaneProgress,
+    /// Whose inputs the run combines, in a round.
+    round: &'a mut Option<RoundInput>,
 }
 
-impl<'a> FastRun<'a> {
+impl<'a, const IN_ROUND: bool> FastRun<'a, IN_ROUND> {
     /// A run that has done nothing yet.
     fn new(
         (plan, fast): (&'a Plan, &'a FastPlan),
         number: &'a RunNumber,
-        input: &Bytes,
-        output: &Bytes,
+        [input, output]: [&Bytes; 2],
+        round: &'a mut Option<RoundInput>,
         context: &Context,
     ) -> Self {
         let scratch = Address(context.scratch.own().as_ptr()).add(number.bank.scratch(0));
         let (input, output) = (input.base(), output.base());
-        Self { plan, fast, number, input, output, scratch, progress: [0; LANES_MAX] }
+        Self { plan, fast, number, input, output, scratch, progress: [0; LANES_MAX], round }
+    }
+
+    /// The round that this is a run of.
+    fn round(&mut self) -> Option<&mut RoundInput> {
+        if IN_ROUND { self.round.as_mut() } else { None }
     }
 
     /// Goes as far as it can without waiting; true when it is complete.
@@ -289,7 +297,11 @@ impl<'a> FastRun<'a> {
         };
         let is_collective = self.plan.stream() == Stream::Collectives;
         let completed = if is_collective { on.context.completed } else { *number };
-        let payload: Inline = Header::new(*number, *history, completed).with_data(&data, data_bytes);
+        let mut header = Header::new(*number, *history, completed);
+        if let Some(round) = self.round() {
+            header = header.telling(round.contributors.told(false));
+        }
+        let payload: Inline = header.with_data(&data, data_bytes);
         let signal = Signal { signal_slot: bank.outgoing(signal_slot), payload };
         // Where the device refuses, an ordinary run tries again and finds out why.
         on.context.device.signal(to, &signal, NO_TRANSFER).is_ok()
@@ -308,8 +320,15 @@ impl<'a> FastRun<'a> {
             return false;
         }
         let (header, data) = on.context.signals.read(from, signal_slot);
-        if !header.is_of(self.number.number, self.number.history) {
-            return false;
+        let RunNumber { number, history, .. } = *self.number;
+        match self.round() {
+            None if header.is_of(number, history) => {}
+            None => return false,
+            // Bytes that were left out are the matter of an ordinary run.
+            Some(round) => match round.contributors.of(&header, number, history) {
+                Some(told) if !told.is_neutral => round.contributors.learn(told),
+                _ => return false,
+            },
         }
         on.context.signals.consume(from, signal_slot, &header, self.plan.stream());
         if let Some(offset) = into {
@@ -330,6 +349,10 @@ impl<'a> FastRun<'a> {
             return true;
         }
         let Descriptor { data_type, op, .. } = *self.plan.descriptor();
+        let divide_by = match self.round() {
+            Some(round) if divide_by > 1 => round.divisor(divide_by),
+            _ => divide_by,
+        };
         on.job.begin(data_type, op, elements, divide_by);
         for offset in from {
             let address = self.address(*offset).0.cast_const();
@@ -348,12 +371,14 @@ impl<'a> FastRun<'a> {
     }
 }
 
-/// A call that is made beside another one: see [`Engine::carry_out_both`].
-#[derive(Clone, Copy)]
-pub(crate) struct FastCall<'a> {
-    pub(crate) plan: &'a Arc<Plan>,
-    pub(crate) input: &'a Bytes,
-    pub(crate) output: &'a Bytes,
+/// A run of a round that was begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RoundRun {
+    /// It has been carried out already, with the inputs of these ranks, by bits.
+    CarriedOut {
+        contributors: u32,
+    },
+    UnderWay(RunId),
 }
 
 impl Engine {
@@ -408,7 +433,7 @@ impl Engine {
     ) -> Result<Option<RunId>, StartError> {
         match plan.fast() {
             Some(fast) if self.is_fast_path_open(plan) => {
-                self.carry_out_at_once(plan, fast, input, output, timeout)
+                self.carry_out_at_once::<false>(plan, fast, [input, output], &mut None, timeout)
             }
             _ => self.start(plan, input.clone(), output.clone(), timeout).map(Some),
         }
@@ -423,94 +448,40 @@ impl Engine {
             && !self.board.has_unread()
     }
 
-    /// As [`Engine::carry_out`] for two calls, made in this order, whose signals are under way at
-    /// the same time: by call, `None` when it has been carried out already. `round`: the first one
-    /// is of a round in which this rank's input is not absent. `None`: the calls cannot take the
-    /// fast path, and have not begun.
-    pub(crate) fn carry_out_both(
+    /// As [`Engine::start_round`], for a caller that waits for the outcome.
+    pub(crate) fn carry_out_round(
         &mut self,
-        calls: [FastCall<'_>; 2],
-        round: impl FnOnce() -> RoundInput,
-        timeout: Duration,
-    ) -> Result<Option<[Option<RunId>; 2]>, StartError> {
-        let [one, other] = calls;
-        let (Some(fast_one), Some(fast_other)) = (one.plan.fast(), other.plan.fast()) else {
-            return Ok(None);
-        };
-        if !self.is_fast_path_open(one.plan) || !self.is_fast_path_open(other.plan) {
-            return Ok(None);
-        }
-        let numbers = [one.plan, other.plan].map(|plan| self.admission.number(plan));
-        let [Some((_, number_one)), Some((_, number_other))] = numbers else {
-            return Err(StartError::TooManyRuns);
-        };
-        let context = &mut self.context;
-        context.signals.forget_awaited();
-        (context.now, context.elapsed_ns, context.hears_all) = (Nanos::ZERO, 0, false);
-        let mut run_one = FastRun::new((one.plan, fast_one), &number_one, one.input, one.output, context);
-        let mut run_other =
-            FastRun::new((other.plan, fast_other), &number_other, other.input, other.output, context);
-        let on = &mut FastContext { context, job: &mut self.fast_path.job, mapped: &self.fast_path.mapped };
-        let mut ended = [run_one.advance(on), run_other.advance(on)];
-        self.admission.publish(one.plan, &number_one);
-        self.admission.publish(other.plan, &number_other);
-        let mut rounds = 0;
-        // Either may have something to do when a signal of the other does not come.
-        while ended != [true; 2]
-            && rounds < self.fast_path.rounds_max
-            && on.context.signals.poll_awaited().is_some()
-        {
-            on.context.signals.forget_awaited();
-            ended = [ended[0] || run_one.advance(on), ended[1] || run_other.advance(on)];
-            rounds += 1;
-        }
-        let progress = [run_one.progress, run_other.progress];
-        // Runs end in the order of their calls, as far as peers are told: if the first goes on, so
-        // does the second, which may have nothing left to do.
-        let mut entered = [None; 2];
-        if !ended[0] {
-            let parameters = Parameters::new(number_one, one.input.clone(), one.output.clone());
-            let parameters = parameters.in_round(Some(round()));
-            entered[0] = Some(self.go_on(one.plan, parameters, &progress[0], timeout)?);
-        }
-        if ended != [true; 2] {
-            let parameters = Parameters::new(number_other, other.input.clone(), other.output.clone());
-            entered[1] = Some(self.go_on(other.plan, parameters, &progress[1], timeout)?);
-        }
-        if ended[0] {
-            self.note_carried_out_beside(one.plan, number_one.number);
-        }
-        if ended == [true; 2] {
-            self.note_carried_out_beside(other.plan, number_other.number);
-        }
-        Ok(Some(entered))
-    }
-
-    /// A run leaves the fast path.
-    fn go_on(
-        &mut self,
+        round: RoundInput,
         plan: &Arc<Plan>,
-        parameters: Parameters,
-        progress: &LaneProgress,
+        [input, output]: [&Bytes; 2],
         timeout: Duration,
-    ) -> Result<RunId, StartError> {
-        let slot = self.admission.free_slot().ok_or(StartError::TooManyRuns)?;
-        Ok(self.admission.enter(slot, plan, parameters, Some(progress), timeout).0)
+    ) -> Result<RoundRun, StartError> {
+        let run = match plan.fast() {
+            Some(fast) if !round.is_absent && self.is_fast_path_open(plan) => {
+                let mut round = Some(round);
+                let run = self.carry_out_at_once::<true>(plan, fast, [input, output], &mut round, timeout)?;
+                let known = || round.map_or(0, |round| round.contributors.known());
+                run.ok_or_else(known)
+            }
+            _ => Ok(self.start_round(round, plan, [input.clone(), output.clone()], timeout)?),
+        };
+        Ok(run.map_or_else(|contributors| RoundRun::CarriedOut { contributors }, RoundRun::UnderWay))
     }
 
-    fn carry_out_at_once(
+    /// `round`: of which this is a run, if it is of one. A run that goes on takes it.
+    fn carry_out_at_once<const IN_ROUND: bool>(
         &mut self,
         plan: &Arc<Plan>,
         fast: &FastPlan,
-        input: &Bytes,
-        output: &Bytes,
+        [input, output]: [&Bytes; 2],
+        round: &mut Option<RoundInput>,
         timeout: Duration,
     ) -> Result<Option<RunId>, StartError> {
         let (slot, number) = self.admission.number(plan).ok_or(StartError::TooManyRuns)?;
         let context = &mut self.context;
         context.signals.forget_awaited();
         (context.now, context.elapsed_ns, context.hears_all) = (Nanos::ZERO, 0, false);
-        let mut run = FastRun::new((plan, fast), &number, input, output, context);
+        let mut run = FastRun::<IN_ROUND>::new((plan, fast), &number, [input, output], round, context);
         let on = &mut FastContext { context, job: &mut self.fast_path.job, mapped: &self.fast_path.mapped };
         let mut is_complete = run.advance(on);
         self.admission.publish(plan, &number);
@@ -524,7 +495,7 @@ impl Engine {
             return Ok(None);
         }
         let progress = run.progress;
-        let parameters = Parameters::new(number, input.clone(), output.clone());
+        let parameters = Parameters::new(number, input.clone(), output.clone()).in_round(round.take());
         let (id, run) = self.admission.enter(slot, plan, parameters, Some(&progress), timeout);
         run.observe_from(self.observer.take_sample());
         Ok(Some(id))

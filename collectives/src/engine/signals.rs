@@ -6,8 +6,7 @@
 //! | --- | --- |
 //! | 0 | run (48 bits), number of earlier runs that the sender has not completed (8 bits, saturating: no more than |
 //! | | [`super::RUNS_MAX`] are under way), and how long the sender has been in the call (8 bits, [`scale`](crate::observe::scale)) |
-//! | 1 | signature of the run and of all runs before it; inverted: in place of a put of neutral elements, whose |
-//! | | bytes are not moved |
+//! | 1 | signature of the run and of all runs before it. In a round its halves tell more (see [`InRound`]) |
 //! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data. The highest bit of |
 //! | | the offset: the input is absent |
 //! | 4, 5 | key and offset of the sender's output, zero: in scratch. Or the second half of the data |
@@ -15,6 +14,10 @@
 //! A *credit* is the number of runs that a peer has completed. The group's collectives, which all
 //! ranks make, are counted apart from the messages that this rank sends to each peer. Credits come
 //! with the headers of signals, in a signal slot of their own, and with answers to queries.
+//!
+//! In a round of a partial all-reduce, the upper half of the signature is inverted if the signal is
+//! in place of a put of neutral elements, whose bytes are not moved. The lower half is combined by
+//! exclusive or with the *contributors* that the sender knows of, a bit for each rank.
 //!
 //! A *round word* is a number about the rounds of a partial all-reduce ([`crate::partial`]), in a
 //! signal slot of its own. A rank says larger numbers later.
@@ -141,6 +144,19 @@ impl BufferAddress {
     }
 }
 
+/// In the difference of signatures, of a signal in place of a put of neutral elements.
+const NEUTRAL: u64 = !(u32::MAX as u64);
+
+/// What a signal tells in a round of a partial all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InRound {
+    /// It is in place of a put of neutral elements.
+    pub(crate) is_neutral: bool,
+    /// The ranks of which the sender knows that their inputs are not absent, by bits. None, where
+    /// the round has too many ranks for that.
+    pub(crate) contributors: u32,
+}
+
 /// The header of a signal; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
@@ -164,14 +180,22 @@ impl Header {
         self.history == history && self.run == run
     }
 
-    /// As [`Header::is_of`], of a signal in place of a put of neutral elements.
-    pub(crate) fn is_neutral_of(&self, run: u64, history: u64) -> bool {
-        self.is_of(run, !history)
+    /// What the header tells if the signal belongs to this run of a round and this history of
+    /// calls. `ranks`: the bits that it may tell of.
+    #[inline]
+    pub(crate) fn in_round(&self, run: u64, history: u64, ranks: u32) -> Option<InRound> {
+        let difference = self.history ^ history;
+        let (contributors, is_neutral) = (difference as u32, difference & NEUTRAL != 0);
+        let is_whole = difference & NEUTRAL == if is_neutral { NEUTRAL } else { 0 };
+        let is_of = self.run == run && is_whole && contributors & !ranks == 0;
+        is_of.then_some(InRound { is_neutral, contributors })
     }
 
-    /// The header of a signal in place of a put of neutral elements.
-    pub(crate) fn neutral(self) -> Self {
-        Self { history: !self.history, ..self }
+    /// The header of a signal that tells this in a round.
+    #[inline]
+    pub(crate) fn telling(self, InRound { is_neutral, contributors }: InRound) -> Self {
+        let neutral = if is_neutral { NEUTRAL } else { 0 };
+        Self { history: self.history ^ neutral ^ u64::from(contributors), ..self }
     }
 
     pub(super) fn is_of_run(&self, run: u64) -> bool {
@@ -488,8 +512,22 @@ mod tests {
         assert_eq!(Header::buffers(&data), [buffer, BufferAddress::IN_SCRATCH]);
         assert_eq!(buffer.absent().further(8).without_absence(), (buffer.further(8), true));
         assert_eq!(buffer.without_absence(), (buffer, false));
-        assert!(header.neutral().is_neutral_of(1000, 77) && !header.neutral().is_of(1000, 77));
-        assert!(header.is_of(1000, 77) && !header.is_neutral_of(1000, 77));
         assert_eq!(Header::new(1 << 20, 0, 0).completed(), 0, "too far behind to say: nothing is claimed");
+    }
+
+    #[test]
+    fn a_header_of_a_round_tells_contributors_and_that_a_put_was_left_out() {
+        let header = Header::new(1000, u64::MAX - 5, 998);
+        let ranks = 0b1111;
+        for (is_neutral, contributors) in [(false, 0), (false, 0b1010), (true, 0), (true, 0b1111)] {
+            let told = InRound { is_neutral, contributors };
+            let telling = header.telling(told);
+            assert_eq!(telling.in_round(1000, u64::MAX - 5, ranks), Some(told));
+            assert_eq!(telling.in_round(1001, u64::MAX - 5, ranks), None, "another run");
+            assert_eq!(telling.in_round(1000, u64::MAX - 5 - (1 << 40), ranks), None, "another call");
+            assert_eq!(telling.is_of(1000, u64::MAX - 5), !is_neutral && contributors == 0);
+        }
+        let told = InRound { is_neutral: false, contributors: 0b10000 };
+        assert_eq!(header.telling(told).in_round(1000, u64::MAX - 5, ranks), None, "there is no rank 4");
     }
 }

@@ -69,30 +69,45 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 /// caller's.
 const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 
-/// How long that thread stays away after it has given the lock to a call, before it looks whether
-/// the caller makes one call after the other. It stays away twice as long each time that it does.
-/// So a caller that hardly computes has the lock to itself, and one that computes for long is alone
-/// for [`AWAY_MAX`] at most.
+/// How long that thread stays away after it has given the lock to a call, before it looks what the
+/// caller does. While the caller makes one call after the other the thread stays away twice as long
+/// each time, up to a limit. So a caller that hardly computes is hardly disturbed, and one that
+/// computes for long is alone for as long as it has made calls, or for that limit, at most.
 const AWAY_MIN: Duration = Duration::from_micros(50);
 const AWAY_MAX: Duration = Duration::from_micros(400);
 
+/// The limit for rounds of a partial all-reduce, which may take a microsecond. To wake the thread
+/// takes a rank's processor for some tens of them, while all other ranks wait for that rank.
+const AWAY_FROM_ROUNDS_MAX: Duration = Duration::from_micros(3200);
+
+/// If the caller is in one long call, the thread is back this many times sooner after the call than
+/// the call has lasted, within the same limits.
+const AWAY_SHARE: u32 = 8;
+
 /// The absence of the background thread from a caller; see [`Driver::stay_away`].
 struct Absence {
+    begin: Nanos,
     /// Until the next look.
     time: Duration,
+    max: Duration,
 }
 
 impl Absence {
-    fn begin() -> Self {
-        Self { time: AWAY_MIN }
+    fn begin(now: Nanos, max: Duration) -> Self {
+        Self { begin: now, time: AWAY_MIN, max }
     }
 
-    /// Whether it goes on after a look, since the last of which the caller has waited so often. Of
-    /// one wait nobody knows what comes after it: the caller may compute.
-    fn goes_on(&mut self, waits: u32) -> bool {
-        self.time = (self.time * 2).min(AWAY_MAX);
-        waits > 1
+    /// It goes on after a look, since the last of which the caller has waited so often.
+    fn go_on(&mut self, waits: u32, now: Nanos) {
+        let time = if makes_calls(waits) { self.time * 2 } else { now.since(self.begin) / AWAY_SHARE };
+        self.time = time.clamp(AWAY_MIN, self.max);
     }
+}
+
+/// Whether a caller that has waited so often makes one call after the other. Of one wait nobody
+/// knows what comes after it: the caller may compute.
+fn makes_calls(waits: u32) -> bool {
+    waits > 1
 }
 
 /// Longest time that a finished call waits until its last signals and messages have gone out. Only
@@ -129,6 +144,15 @@ impl Served {
         }
     }
 
+    /// The same soon after another one, in less time: rounds go on with the active one alone.
+    fn poll_again(&mut self, engine: &mut Engine, now: Nanos) -> bool {
+        let is_polled = match self {
+            Self::Rounds(rounds) => rounds.poll_active(engine),
+            Self::Window(_) => false,
+        };
+        !is_polled && self.poll(engine, now)
+    }
+
     /// The same before this rank sleeps: true also when a signal has come that its caller waits
     /// for.
     fn poll_before_sleep(&mut self, engine: &mut Engine, now: Nanos) -> bool {
@@ -151,6 +175,14 @@ impl Served {
         }
     }
 
+    /// How long the background thread may stay away from a caller between two looks.
+    fn away_max(&self) -> Duration {
+        match self {
+            Self::Rounds(_) => AWAY_FROM_ROUNDS_MAX,
+            Self::Window(_) => AWAY_MAX,
+        }
+    }
+
     /// Whether this rank has to poll though its caller is in no call.
     fn is_under_way(&self) -> bool {
         match self {
@@ -162,8 +194,8 @@ impl Served {
 
 pub(super) struct Driver {
     core: Mutex<Core>,
-    /// Waits of callers since the background thread looked last. Relaxed: counted and read with the
-    /// lock held.
+    /// Waits of callers since the background thread looked last. Relaxed: counted with the lock
+    /// held, and read without it, as it is a hint.
     waits: AtomicU32,
     /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders
     /// everything else.
@@ -198,6 +230,16 @@ impl Core {
         match &mut self.served {
             None => moved,
             Some(served) => served.poll(&mut self.engine, now) | moved,
+        }
+    }
+
+    /// The same soon after another one, in less time.
+    #[inline]
+    fn poll_again(&mut self, now: Nanos) -> bool {
+        let moved = self.engine.poll(now);
+        match &mut self.served {
+            None => moved,
+            Some(served) => served.poll_again(&mut self.engine, now) | moved,
         }
     }
 
@@ -398,8 +440,8 @@ impl Driver {
         }
         loop {
             let mut moved = false;
-            for _ in 0..polls {
-                let moves = core.poll(now);
+            for poll in 0..polls {
+                let moves = if poll == 0 { core.poll(now) } else { core.poll_again(now) };
                 moved |= moves;
                 if let Some(found) = look(&mut core) {
                     return Some(found);
@@ -540,7 +582,7 @@ impl Driver {
 
     /// Gives the lock to callers, and takes it again once they compute: a call that has the lock
     /// drives everything itself. Taking it between two calls would cost each of them a wake-up and
-    /// a wait.
+    /// a wait. So a look takes no lock, and asks no caller for it.
     fn stay_away<'a>(
         &'a self,
         core: MutexGuard<'a, Core>,
@@ -548,15 +590,21 @@ impl Driver {
         is_over: &AtomicBool,
     ) -> MutexGuard<'a, Core> {
         self.waits.store(0, Ordering::Relaxed);
+        let max = core.served.as_ref().map_or(AWAY_MAX, Served::away_max);
         drop(core);
-        let mut absence = Absence::begin();
+        let mut absence = Absence::begin(clock::now(), max);
         loop {
             thread::park_timeout(absence.time);
-            let is_called = has_work.swap(false, Ordering::Acquire) || is_over.load(Ordering::Acquire);
-            let core = lock(&self.core);
-            if is_called || !absence.goes_on(self.waits.swap(0, Ordering::Relaxed)) {
+            if has_work.swap(false, Ordering::Acquire) || is_over.load(Ordering::Acquire) {
+                return lock(&self.core);
+            }
+            let waits = self.waits.swap(0, Ordering::Relaxed);
+            if !makes_calls(waits)
+                && let Some(core) = self.try_lock()
+            {
                 return core;
             }
+            absence.go_on(waits, clock::now());
         }
     }
 
@@ -601,10 +649,9 @@ impl Driver {
             return None;
         }
         let _whole = NoUnwinding::new();
-        let now = clock::now();
         for _ in 0..SIGNAL_POLLS {
             let Some(Served::Rounds(rounds)) = &mut core.served else { return None };
-            if !rounds.poll_active(&mut core.engine, now) {
+            if !rounds.poll_active(&mut core.engine) {
                 return None;
             }
             if let Some(round) = rounds.take_ended() {
@@ -723,18 +770,26 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn the_background_thread_stays_away_as_long_as_its_caller_makes_one_call_after_the_other() {
-        let mut absence = Absence::begin();
+    fn the_background_thread_stays_away_longer_while_its_caller_makes_one_call_after_the_other() {
+        let mut absence = Absence::begin(Nanos::ZERO, AWAY_MAX);
         let mut times = vec![absence.time];
         for waits in [2, 3, 1000, 2, u32::MAX] {
-            assert!(absence.goes_on(waits), "{waits} waits");
+            absence.go_on(waits, Nanos::ZERO);
             times.push(absence.time);
         }
         assert!(times.is_sorted_by(|one, next| *next == (*one * 2).min(AWAY_MAX)), "{times:?}");
         assert_eq!((times[0], times[times.len() - 1]), (AWAY_MIN, AWAY_MAX));
-        for waits in [0, 1] {
-            let mut absence = Absence::begin();
-            assert!(absence.goes_on(2) && !absence.goes_on(waits), "{waits} waits");
+        assert!(makes_calls(2) && !makes_calls(1) && !makes_calls(0));
+    }
+
+    #[test]
+    fn the_background_thread_is_back_soon_after_one_call_however_long() {
+        let mut absence = Absence::begin(Nanos::ZERO, AWAY_FROM_ROUNDS_MAX);
+        for (waits, after_us, time_us) in
+            [(1, 100, 50), (0, 4_000, 500), (0, 8_000, 1_000), (0, 90_000, 3_200)]
+        {
+            absence.go_on(waits, Nanos(after_us * 1000));
+            assert_eq!(absence.time, Duration::from_micros(time_us), "after {after_us} us");
         }
     }
 

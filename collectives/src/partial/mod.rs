@@ -11,6 +11,7 @@
 //! | `opening` | rank 0 opens a round when the activation says so, and never before all ranks that were left out [`Activation::staleness_max`] times in a row are there |
 //! | [`Rounds`] | a rank binds each round once, in order, when the one before has ended here and this one is open or its input known |
 //! | `runs` | all runs of a round read what was bound to it at one instant, so the set is that of the data |
+//! | `set_sum` | where signals do not tell the set, it is a sum in which each rank has set its own bit |
 //! | `handover` | a contribution's buffer is in one place: with the caller, handed over, late, or in the active round |
 //! | `words` | rounds open in order, and a word that was lost is said again |
 //! | `readiness` | the words of a rank to rank 0 grow, so the greatest is the newest |
@@ -19,11 +20,12 @@
 //! | `neutral` | combined with anything, a neutral element leaves the other operand as it is, bit for bit |
 //!
 //! **How a round goes.** A rank whose caller hands over a contribution in time is bound to it at
-//! once: whenever the round opens, nothing else can be its input. It starts two runs. One adds the
-//! set, in which each rank has set its own bit, and one reduces the data. Both runs are bound at
-//! the same instant, so the set is that of the data. The sum of disjoint bits is their union. A
-//! rank whose own bit is not what it gave, or that finds a bit of no rank, ends the group. If no
-//! rank is late, all ranks are bound so, and the round ends as an all-reduce does.
+//! once: whenever the round opens, nothing else can be its input. It starts one run, which reduces
+//! the data. Each signal of this run also tells the ranks of which its sender knows that they have
+//! given a contribution. The set is that of the data: a rank tells of itself what it is bound to,
+//! and where all inputs are combined, a chain of signals has come from each of them (the engine's
+//! `run::absence`). A rank for which its own bit is not what it gave ends the group. If no rank is
+//! late, all ranks are bound so, and the round ends as an all-reduce does.
 //!
 //! Otherwise the round waits for the other ranks. A rank that is ready tells rank 0, which opens
 //! the round when the activation says so. The word that a round is open travels down a binomial
@@ -39,14 +41,14 @@
 //! A rank that abstains is waited for again when it contributes, or when all ranks have abstained
 //! from one round.
 //!
-//! **Cost.** A round in which nobody is late moves the bytes of an all-reduce, and those of a
-//! second one of eight bytes for each 64 ranks beside it. If it takes longer than some
-//! microseconds, about `2 (n - 1)` signals tell words meanwhile. A rank without a contribution
-//! gives neutral elements: the headers of its signals say so, and nobody reads them (the engine's
-//! `run::absence`). Where data are put, what is neutral is not moved until something was combined
-//! with it. A rank has seven buffers of the data, and three more where late contributions are
-//! reduced apart. An exact round takes one run of what its blocks span, beside that of the set, and
-//! then one run a block.
+//! **Cost.** A round in which nobody is late moves the bytes and signals of an all-reduce. If it
+//! takes longer than some microseconds, about `2 (n - 1)` signals tell words meanwhile. Where
+//! signals do not tell the set ([`SetSum`]), a second all-reduce of eight bytes for each 64 ranks
+//! goes beside it. A rank without a contribution gives neutral elements: the headers of its signals
+//! say so, and nobody reads them. Where data are put, what is neutral is not moved until something
+//! was combined with it. A rank has seven buffers of the data, and three more where late
+//! contributions are reduced apart. An exact round takes one run of what its blocks span, beside
+//! that of the set, and then one run a block.
 //!
 //! A rank takes part in rounds while its caller computes. So the rounds have a group of their own,
 //! as [`Group::split`](crate::Group::split) makes it, and the progress thread of that group binds.
@@ -65,6 +67,7 @@ mod rank_set;
 mod readiness;
 mod rounds;
 mod runs;
+mod set_sum;
 #[cfg(test)]
 mod subsets;
 mod words;
@@ -88,4 +91,5 @@ pub use readiness::Readiness;
 pub(crate) use rounds::Mutant;
 pub use rounds::Own;
 pub(crate) use rounds::{Awaited, Bound, Ended, Rounds};
-pub(crate) use runs::{CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, RoundsMemory};
+pub(crate) use runs::{CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, RoundsMemory, is_set_told};
+pub(crate) use set_sum::SetSum;

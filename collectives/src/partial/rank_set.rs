@@ -1,4 +1,4 @@
-//! A set of ranks, as the words that an all-reduce adds.
+//! A set of ranks, as the words that an all-reduce adds. The set of a few ranks is no allocation.
 
 use std::fmt;
 
@@ -8,7 +8,9 @@ use pleach_vocabulary::Rank;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RankSet {
     /// Bit `r % 64` of word `r / 64` stands for rank `r`.
-    words: Vec<u64>,
+    first: u64,
+    /// The words after the first one, of which the last is not zero.
+    more: Vec<u64>,
 }
 
 impl RankSet {
@@ -18,29 +20,37 @@ impl RankSet {
     }
 
     /// The set that these words hold.
-    pub(crate) fn of_words(mut words: Vec<u64>) -> Self {
+    pub(crate) fn of_words(words: &[u64]) -> Self {
+        let Some((first, more)) = words.split_first() else { return Self::default() };
         // Equal sets are equal however many ranks their groups have.
-        while words.pop_if(|word| *word == 0).is_some() {}
-        Self { words }
+        let len = more.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+        Self { first: *first, more: more[..len].to_vec() }
+    }
+
+    fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        std::iter::once(self.first).chain(self.more.iter().copied())
     }
 
     /// Whether the rank is in the set.
     #[must_use]
     pub fn contains(&self, rank: Rank) -> bool {
-        let word = self.words.get((rank / u64::BITS) as usize);
+        let word = match (rank / u64::BITS) as usize {
+            0 => Some(&self.first),
+            index => self.more.get(index - 1),
+        };
         word.is_some_and(|word| word >> (rank % u64::BITS) & 1 == 1)
     }
 
     /// How many ranks are in the set.
     #[must_use]
     pub fn len(&self) -> u32 {
-        self.words.iter().map(|word| word.count_ones()).sum()
+        self.words().map(u64::count_ones).sum()
     }
 
     /// Whether no rank is in the set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.words.iter().all(|word| *word == 0)
+        self.first == 0 && self.more.is_empty()
     }
 
     /// The ranks in ascending order.
@@ -50,30 +60,34 @@ impl RankSet {
                 Some(word & (word - 1)).filter(|rest| *rest != 0)
             })
         };
-        let ranks = move |(index, word): (usize, &u64)| {
+        let ranks = move |(index, word): (usize, u64)| {
             let first = index as Rank * u64::BITS;
-            places(*word).map(move |rest| first + rest.trailing_zeros())
+            places(word).map(move |rest| first + rest.trailing_zeros())
         };
-        self.words.iter().enumerate().flat_map(ranks)
+        self.words().enumerate().flat_map(ranks)
     }
 
     /// Whether every rank in the set is below this one.
     pub(crate) fn is_below(&self, ranks: u32) -> bool {
-        // The last word is not zero.
-        let end = self.words.last().map_or(0, |last| u64::BITS - last.leading_zeros());
-        self.words.is_empty() || (self.words.len() as u32 - 1) * u64::BITS + end <= ranks
+        let last = self.more.last().unwrap_or(&self.first);
+        self.more.len() as u32 * u64::BITS + (u64::BITS - last.leading_zeros()) <= ranks
     }
 }
 
 impl FromIterator<Rank> for RankSet {
     fn from_iter<I: IntoIterator<Item = Rank>>(ranks: I) -> Self {
-        let mut words = Vec::new();
+        let mut set = Self::default();
         for rank in ranks {
-            let index = (rank / u64::BITS) as usize;
-            words.resize(words.len().max(index + 1), 0);
-            words[index] |= 1 << (rank % u64::BITS);
+            let bit = 1 << (rank % u64::BITS);
+            match (rank / u64::BITS) as usize {
+                0 => set.first |= bit,
+                index => {
+                    set.more.resize(set.more.len().max(index), 0);
+                    set.more[index - 1] |= bit;
+                }
+            }
         }
-        Self { words }
+        set
     }
 }
 
@@ -103,11 +117,8 @@ mod tests {
         assert_eq!((set.len(), set.is_empty(), set.to_string()), (5, false, "0,5,63,64,130".to_owned()));
         assert!(!set.contains(1) && !set.contains(131) && !set.contains(100_000));
         assert!(set.is_below(131) && !set.is_below(130) && RankSet::default().is_below(0));
-        let none = RankSet::of_words(vec![0; RankSet::words_for(65)]);
-        assert_eq!(
-            (&none, RankSet::of_words(vec![3, 0])),
-            (&RankSet::default(), [0, 1].into_iter().collect())
-        );
+        let none = RankSet::of_words(&[0; 2]);
+        assert_eq!((&none, RankSet::of_words(&[3, 0])), (&RankSet::default(), [0, 1].into_iter().collect()));
         assert!(none.is_empty() && none.to_string() == "none" && none.iter().next().is_none());
         assert_eq!([1, 64, 65, 128, 129].map(RankSet::words_for), [1, 1, 2, 2, 3]);
     }

@@ -24,9 +24,10 @@ use super::handover::{Handover, LateGoes};
 use super::opening::{Decision, Opening};
 use super::readiness::Readiness;
 use super::runs::{DataPlans, RoundRuns, RoundsMemory, Stage};
+use super::set_sum::SetSum;
 use super::words::RoundWords;
 use super::{Activation, RankSet};
-use crate::engine::{Engine, FaultKind, Plan, StartError};
+use crate::engine::{Engine, FaultKind, StartError};
 use crate::observe::{Observations, PartialReport, RoundCounters};
 
 /// How much longer than rank 0 another rank waits for a round to open: rank 0 knows who is late. As
@@ -185,7 +186,7 @@ impl Rounds {
         (rank, ranks): (Rank, u32),
         terms: &Terms,
         timeout: Duration,
-        plans: (Arc<Plan>, DataPlans),
+        sums: (Option<SetSum>, DataPlans),
         memory: RoundsMemory,
     ) -> Self {
         let (activation, buffers) = (terms.activation, memory.contributions.len());
@@ -194,7 +195,7 @@ impl Rounds {
             ranks,
             activation,
             timeout,
-            runs: RoundRuns::new((rank, ranks), terms, timeout, plans, memory),
+            runs: RoundRuns::new((rank, ranks), terms, timeout, sums, memory),
             opening: (rank == 0).then(|| Opening::new(ranks, activation, timeout)),
             words: RoundWords::new(rank, ranks),
             handover: Handover::new(buffers),
@@ -247,12 +248,6 @@ impl Rounds {
     /// The operation of the runs that reduce the data.
     pub(crate) fn data_op(terms: &Terms) -> ReduceOp {
         if terms.activation.division() == Divisor::None { terms.activation.op() } else { ReduceOp::Avg }
-    }
-
-    /// How many words the set has.
-    pub(crate) fn set_words(terms: &Terms, ranks: u32) -> usize {
-        let kinds = if terms.activation.late_rule() == Late::Correct { 2 } else { 1 };
-        RankSet::words_for(ranks) * kinds
     }
 
     /// What happened so far.
@@ -440,12 +435,16 @@ impl Rounds {
         }
     }
 
-    /// Goes on with the active round alone: hears nothing and tells nothing. It replaces no
-    /// [`Rounds::poll`], and costs little. False: there is nothing to go on with by it.
-    pub(crate) fn poll_active(&mut self, engine: &mut Engine, now: Nanos) -> bool {
+    /// Goes on with the active round alone: hears nothing, tells nothing and finds no fault. It
+    /// replaces no [`Rounds::poll`], and costs little. False: there is nothing to go on with by it.
+    pub(crate) fn poll_active(&mut self, engine: &mut Engine) -> bool {
         let is_apt = self.active.is_some() && !self.is_over && engine.works() && !self.polls_take_long();
-        if is_apt && self.advance(engine, now).is_err() {
-            self.is_over = true;
+        if is_apt {
+            match self.runs.advance(engine) {
+                Ok(_) if self.runs.stage() == Stage::Ended => self.end(),
+                Ok(_) => {}
+                Err(_) => self.is_over = true,
+            }
         }
         is_apt
     }

@@ -1,6 +1,8 @@
-//! The runs of the round that a rank is bound to: one adds the set, in which each rank has its own
-//! bit, and one reduces the data. Late contributions that are reduced apart have another one, and
-//! exact sums have several, one after the other.
+//! The runs of the round that a rank is bound to. One reduces the data, and its signals tell the set
+//! (the engine's `run::absence`). Late contributions that are reduced apart have another run.
+//! Where signals do not tell the set, one more run adds it ([`SetSum`]): with more than
+//! [`CONTRIBUTORS_MAX`] ranks, without data, and where sums are exact, which take several runs, one
+//! after the other.
 //!
 //! **Invariant:** all runs of a round read what was bound to it, at one instant. So the set is that
 //! of the data. All ranks start them in the same order, which the activation alone says.
@@ -8,7 +10,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::Slice;
 use pleach_vocabulary::Rank;
 
 use super::RankSet;
@@ -17,7 +18,11 @@ use super::contributions::{Contribution, Contributions};
 use super::exact::{ExactSums, Part};
 #[cfg(test)]
 use super::rounds::Mutant;
-use crate::engine::{Bytes, Engine, FastCall, Plan, RoundInput, RunId, StartError};
+use super::set_sum::SetSum;
+use crate::engine::{
+    Bytes, CONTRIBUTORS_MAX, Contributors, Engine, Plan, RoundDivisor, RoundInput, RoundRun, RunId,
+    StartError,
+};
 
 /// The memory of one rank's rounds, in bytes of the data but for the sets.
 pub(crate) struct RoundsMemory {
@@ -29,9 +34,6 @@ pub(crate) struct RoundsMemory {
     pub(crate) corrections: Vec<Bytes>,
     /// Where sums are not exact.
     pub(crate) neutral: Bytes,
-    /// What the set's run reads and writes, on the host: a bit for each rank, then as many words
-    /// for late contributions that are reduced apart.
-    pub(crate) set: [Slice; 2],
 }
 
 /// The caller writes one contribution, one was handed over, and one may be late or in the active
@@ -46,6 +48,11 @@ pub(crate) enum DataPlans {
     Combined(Arc<Plan>),
     /// Without rounding.
     Exact(Box<ExactSums>),
+}
+
+/// Whether signals tell the set of rounds of so many ranks and elements.
+pub(crate) fn is_set_told(is_exact: bool, ranks: u32, len: usize) -> bool {
+    !is_exact && ranks <= CONTRIBUTORS_MAX && len > 0
 }
 
 /// What a rank is bound to a round with.
@@ -76,32 +83,21 @@ pub(crate) struct RoundRuns {
     ranks: u32,
     division: Divisor,
     timeout: Duration,
-    set_plan: Arc<Plan>,
     data: DataPlans,
     memory: RoundsMemory,
-    /// The memory of the set, as runs have it, and what this rank stores in it or has loaded.
-    set_bytes: [Bytes; 2],
-    set_words: Vec<u64>,
     bound: Binding,
-    set: Option<RunId>,
-    /// Whose contributions are in the result, and whose are in the correction, once the run of the
-    /// set has ended.
+    /// Where signals do not tell the set.
+    set: Option<SetSum>,
+    /// Whose contributions are in the result, and whose are in the correction, once they are known.
     contributors: RankSet,
     corrected: RankSet,
     /// Of sums that are not exact: data, then correction.
     combined: [Option<RunId>; 2],
-    has_started_data: bool,
+    has_started: [bool; 2],
     is_set_wrong: bool,
     /// What is to be done wrong.
     #[cfg(test)]
     mutant: Option<Mutant>,
-}
-
-/// Whether a run has ended; then it is known no more.
-fn take_ended(run: &mut Option<RunId>, engine: &mut Engine) -> bool {
-    let Some(ended) = run.filter(|run| engine.has_ended(*run)) else { return false };
-    *run = None;
-    matches!(engine.take_outcome(ended), Some(Ok(())))
 }
 
 impl RoundRuns {
@@ -110,28 +106,23 @@ impl RoundRuns {
         (rank, ranks): (Rank, u32),
         terms: &Terms,
         timeout: Duration,
-        (set_plan, data): (Arc<Plan>, DataPlans),
+        (set, data): (Option<SetSum>, DataPlans),
         memory: RoundsMemory,
     ) -> Self {
-        let set_bytes = memory.set.each_ref().map(|slice| Bytes::Staged(slice.clone()));
-        let set_words = vec![0; memory.set[0].len() / size_of::<u64>()];
         let bound = Binding { given: None, late: None, corrects: false, result: 0, is_held: false };
         Self {
             rank,
             ranks,
             division: terms.activation.division(),
             timeout,
-            set_plan,
             data,
             memory,
-            set_bytes,
-            set_words,
             bound,
-            set: None,
+            set,
             contributors: RankSet::default(),
             corrected: RankSet::default(),
             combined: [None; 2],
-            has_started_data: false,
+            has_started: [false; 2],
             is_set_wrong: false,
             #[cfg(test)]
             mutant: None,
@@ -164,10 +155,8 @@ impl RoundRuns {
     /// Has the time of the runs run.
     pub(crate) fn start_time(&mut self, engine: &mut Engine) {
         self.bound.is_held = false;
-        let [data, correction] = self.combined;
-        for run in [self.set, data, correction].into_iter().flatten() {
-            engine.hold_time(run, false);
-        }
+        self.set.iter().for_each(|set| set.hold_time(engine, false));
+        self.combined.into_iter().flatten().for_each(|run| engine.hold_time(run, false));
     }
 
     /// Starts the runs of a round, with what is given and what is late, which is reduced apart if
@@ -184,125 +173,122 @@ impl RoundRuns {
     ) -> Result<(), StartError> {
         self.bound = Binding { given, late, corrects, result, is_held };
         (self.contributors, self.corrected) = (RankSet::default(), RankSet::default());
-        (self.has_started_data, self.is_set_wrong) = (false, false);
+        (self.has_started, self.is_set_wrong) = ([false; 2], false);
+        let gives = [given, late].map(|given| given.is_some());
         #[cfg(test)]
         if self.mutant == Some(Mutant::TornBinding) {
             self.bound.given = None;
         }
-        self.store_set(given.is_some(), late.is_some());
-        if may_wait && self.carry_out(engine)? {
-            return Ok(());
-        }
         // Peers wait for data longer than for the set. Where the set is the divisor, it goes first.
-        if self.division != Divisor::Contributors {
-            self.start_data(engine, None)?;
+        if self.set.is_none() || self.division != Divisor::Contributors {
+            self.start_data(engine, gives, may_wait)?;
         }
-        let [input, output] = self.set_bytes.clone();
-        let run = engine.start(&self.set_plan, input, output, self.timeout)?;
-        engine.hold_time(run, self.bound.is_held);
-        self.set = Some(run);
+        if let Some(set) = &mut self.set {
+            set.start(engine, gives, self.timeout)?;
+            set.hold_time(engine, is_held);
+        }
         if let DataPlans::Exact(exact) = &mut self.data {
             exact.bind(engine, &[self.bound.given, late], self.timeout)?;
         }
         Ok(())
     }
 
-    /// Carries both runs out at once, if they are short. False: nothing has begun.
-    fn carry_out(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
-        let Binding { given, corrects, result, is_held, .. } = self.bound;
-        let contribution = given.and_then(|given| given.iter().next());
-        let (DataPlans::Combined(plan), Some(contribution)) = (&self.data, contribution) else {
-            return Ok(false);
-        };
-        if corrects || self.division == Divisor::Contributors {
-            return Ok(false);
-        }
-        let RoundsMemory { contributions, results, neutral, .. } = &self.memory;
-        let data = FastCall { plan, input: &contributions[contribution], output: &results[result] };
-        let [input, output] = &self.set_bytes;
-        let set = FastCall { plan: &self.set_plan, input, output };
-        let round = || RoundInput { divide_by: None, neutral: neutral.clone(), is_absent: false };
-        let Some([data, set]) = engine.carry_out_both([data, set], round, self.timeout)? else {
-            return Ok(false);
-        };
-        for run in [data, set].into_iter().flatten() {
-            engine.hold_time(run, is_held);
-        }
-        (self.combined[0], self.set, self.has_started_data) = (data, set, true);
-        if set.is_none() {
-            self.note_set();
-        }
-        Ok(true)
-    }
-
-    /// Stores this rank's bits where the run of the set reads them.
-    fn store_set(&mut self, gives: bool, corrects: bool) {
-        let half = RankSet::words_for(self.ranks);
-        let (index, bit) = ((self.rank / u64::BITS) as usize, 1u64 << (self.rank % u64::BITS));
-        let input = &self.memory.set[0];
-        let words = &mut self.set_words;
-        words.fill(0);
-        words[index] = if gives { bit } else { 0 };
-        if corrects {
-            words[half + index] = bit;
-        }
-        #[cfg(test)]
-        if self.mutant == Some(Mutant::BitTwice) && self.rank == 0 {
-            words[index] *= 2;
-        }
-        input.store(bytemuck::cast_slice(words));
-    }
-
-    /// The run of the set has ended.
-    fn note_set(&mut self) {
-        self.memory.set[1].load(bytemuck::cast_slice_mut(&mut self.set_words));
-        self.contributors = self.read_set(0);
-        if self.bound.corrects {
-            self.corrected = self.read_set(RankSet::words_for(self.ranks));
-        }
-        self.is_set_wrong = self.has_wrong_bits();
-    }
-
-    /// The set that has come out in the words from `first` on.
-    fn read_set(&self, first: usize) -> RankSet {
-        RankSet::of_words(self.set_words[first..first + RankSet::words_for(self.ranks)].to_vec())
-    }
-
-    /// Starts the runs of the data, unless sums are exact.
-    fn start_data(&mut self, engine: &mut Engine, divide_by: Option<u32>) -> Result<(), StartError> {
-        let DataPlans::Combined(plan) = &self.data else { return Ok(()) };
-        let Binding { given, late, corrects, result, is_held } = self.bound;
-        let RoundsMemory { contributions, results, corrections, neutral, .. } = &self.memory;
-        #[cfg(test)]
-        let is_mute = self.mutant == Some(Mutant::MuteContribution) && self.rank == 1;
-        let mut start = |given: Option<Contributions>, output: &Bytes| -> Result<RunId, StartError> {
-            let contribution = given.and_then(|given| given.iter().next());
-            let input = contribution.map_or(neutral, |contribution| &contributions[contribution]);
-            let is_absent = contribution.is_none();
-            #[cfg(test)]
-            let is_absent = is_absent || is_mute;
-            // Peers read nothing of an input that is absent.
-            let round = RoundInput { divide_by, neutral: neutral.clone(), is_absent };
-            let run = engine.start_round(round, plan, [input.clone(), output.clone()], self.timeout)?;
-            engine.hold_time(run, is_held);
-            Ok(run)
-        };
-        self.has_started_data = true;
-        self.combined[0] = Some(start(given, &results[result])?);
-        if corrects {
-            self.combined[1] = Some(start(late, &corrections[result])?);
+    /// Starts the runs of the data, unless sums are exact. `gives`: whether this rank contributes,
+    /// to the data and to the correction.
+    fn start_data(
+        &mut self,
+        engine: &mut Engine,
+        gives: [bool; 2],
+        may_wait: bool,
+    ) -> Result<(), StartError> {
+        let Binding { given, late, corrects, .. } = self.bound;
+        self.start_combined(engine, 0, (given, gives[0]), may_wait && !corrects)?;
+        // The contributors to the data are the divisor of the correction, too.
+        let is_divisor_known = self.division != Divisor::Contributors || self.combined[0].is_none();
+        if corrects && (is_divisor_known || self.set.is_some()) {
+            self.start_combined(engine, 1, (late, gives[1]), false)?;
         }
         Ok(())
     }
 
+    /// Starts the run of the data or, as the other `part`, that of the correction.
+    fn start_combined(
+        &mut self,
+        engine: &mut Engine,
+        part: usize,
+        (given, gives): (Option<Contributions>, bool),
+        may_wait: bool,
+    ) -> Result<(), StartError> {
+        self.has_started[part] = true;
+        let DataPlans::Combined(plan) = &self.data else { return Ok(()) };
+        let RoundsMemory { contributions, results, corrections, neutral, .. } = &self.memory;
+        let output = &[results, corrections.as_slice()][part][self.bound.result];
+        let contribution = given.and_then(|given| given.iter().next());
+        // Peers read nothing of an input that is absent.
+        let input = contribution.map_or(neutral, |contribution| &contributions[contribution]);
+        let divisor = match self.division {
+            Divisor::None | Divisor::World => RoundDivisor::Ranks,
+            Divisor::Contributors if self.set.is_none() && part == 0 => RoundDivisor::Contributors,
+            Divisor::Contributors => RoundDivisor::Number(self.contributors.len().max(1)),
+        };
+        let (is_absent, others) = (contribution.is_none(), Contributors::among(self.ranks));
+        let contributors = if gives { others.with(self.rank) } else { others };
+        #[cfg(test)]
+        let (is_absent, contributors) = match self.mutant {
+            Some(Mutant::MuteContribution) if self.rank == 1 => (true, contributors),
+            Some(Mutant::BitTwice) if self.rank == 0 => (is_absent, others.with(1)),
+            _ => (is_absent, contributors),
+        };
+        let round = RoundInput { divisor, neutral: neutral.clone(), is_absent, contributors };
+        let run = if may_wait {
+            engine.carry_out_round(round, plan, [input, output], self.timeout)?
+        } else {
+            let run = engine.start_round(round, plan, [input.clone(), output.clone()], self.timeout)?;
+            RoundRun::UnderWay(run)
+        };
+        match run {
+            RoundRun::CarriedOut { contributors } => self.note_told(part, contributors),
+            RoundRun::UnderWay(run) => {
+                engine.hold_time(run, self.bound.is_held);
+                self.combined[part] = Some(run);
+                // Before another run takes its place.
+                self.take_combined(engine, part);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the run of this part has ended; then its set is known, if signals tell it.
+    fn take_combined(&mut self, engine: &mut Engine, part: usize) -> bool {
+        let Some(run) = self.combined[part].take_if(|run| engine.has_ended(*run)) else { return false };
+        let contributors = engine.contributors(run);
+        let has_ended = matches!(engine.take_outcome(run), Some(Ok(())));
+        if has_ended {
+            self.note_told(part, contributors);
+        }
+        has_ended
+    }
+
+    /// The signals of a part's run have told these contributors, by bits.
+    fn note_told(&mut self, part: usize, contributors: u32) {
+        if self.set.is_some() {
+            return;
+        }
+        let set = RankSet::of_words(&[contributors.into()]);
+        let own = [self.bound.given, self.bound.late][part];
+        self.is_set_wrong |= set.contains(self.rank) != own.is_some();
+        *[&mut self.contributors, &mut self.corrected][part] = set;
+    }
+
     /// Goes on with the exact sums.
     fn advance_exact(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
+        let is_set_under_way = self.is_set_under_way();
         let DataPlans::Exact(exact) = &mut self.data else { return Ok(false) };
-        let divide_by = match (self.set, self.division) {
-            (Some(_), _) => None,
-            (None, Divisor::None) => Some(1),
-            (None, Divisor::World) => Some(self.ranks),
-            (None, Divisor::Contributors) => Some(self.contributors.len().max(1)),
+        let divide_by = match self.division {
+            _ if is_set_under_way => None,
+            Divisor::None => Some(1),
+            Divisor::World => Some(self.ranks),
+            Divisor::Contributors => Some(self.contributors.len().max(1)),
         };
         let RoundsMemory { contributions, results, corrections, .. } = &self.memory;
         let inputs = |given: Option<Contributions>| -> Vec<&Bytes> {
@@ -318,21 +304,34 @@ impl RoundRuns {
 
     /// Looks what has ended; true when anything has.
     pub(crate) fn advance(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
-        let mut moved = take_ended(&mut self.set, engine);
-        if moved {
-            self.note_set();
+        let sets = self.set.as_mut().and_then(|set| set.take_ended(engine));
+        let mut moved = sets.is_some();
+        if let Some([contributors, late]) = sets {
+            let corrected = if self.bound.corrects { late } else { RankSet::default() };
+            (self.contributors, self.corrected) = (contributors, corrected);
+            self.is_set_wrong = self.has_wrong_bits();
             if self.is_set_wrong {
                 return Ok(moved);
             }
-            if !self.has_started_data {
-                self.start_data(engine, Some(self.contributors.len().max(1)))?;
+            if !self.has_started[0] {
+                let gives = [self.bound.given, self.bound.late].map(|given| given.is_some());
+                self.start_data(engine, gives, false)?;
             }
         }
         moved |= self.advance_exact(engine)?;
-        for run in &mut self.combined {
-            moved |= take_ended(run, engine);
+        for part in 0..self.combined.len() {
+            moved |= self.take_combined(engine, part);
+        }
+        let Binding { late, corrects, .. } = self.bound;
+        if corrects && self.has_started == [true, false] && self.combined[0].is_none() {
+            self.start_combined(engine, 1, (late, late.is_some()), false)?;
+            moved = true;
         }
         Ok(moved)
+    }
+
+    fn is_set_under_way(&self) -> bool {
+        self.set.as_ref().is_some_and(SetSum::is_under_way)
     }
 
     /// Whether a set cannot have come about by each rank adding its own bit.
@@ -346,13 +345,15 @@ impl RoundRuns {
 
     pub(crate) fn stage(&self) -> Stage {
         let have_data_ended = match &self.data {
-            DataPlans::Combined(_) => self.has_started_data && self.combined == [None; 2],
+            DataPlans::Combined(_) => {
+                self.has_started == [true, self.bound.corrects] && self.combined == [None; 2]
+            }
             DataPlans::Exact(exact) => exact.is_idle(),
         };
-        match self.set {
+        match have_data_ended && !self.is_set_under_way() {
             _ if self.is_set_wrong => Stage::WrongSet,
-            None if have_data_ended => Stage::Ended,
-            _ => Stage::UnderWay,
+            true => Stage::Ended,
+            false => Stage::UnderWay,
         }
     }
 

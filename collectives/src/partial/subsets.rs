@@ -1,13 +1,13 @@
 //! Every schedule with every subset of the ranks absent: a rank that gives the neutral element
 //! changes no bit of the result of the others, whether its peers read the neutral elements or leave
-//! them out; and what is left out is not read and not put.
+//! them out; what is left out is not read and not put; and all ranks know who is present.
 
 use pleach_schedule::Algorithm;
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
 use super::neutral;
-use crate::engine::Traffic;
+use crate::engine::{RoundDivisor, Traffic};
 use crate::{CollectiveError, Element, Group, bf16, f16, ranks};
 
 /// Elements of a vector: an odd number, and more than a cache line of any type.
@@ -33,7 +33,7 @@ impl<T: Element> Case<T> {
             };
             let mut data: Vec<T> = (0..LEN).map(own).collect();
             let input = is_present(&group.rank()).then_some(&data[..]);
-            let (left_out, _) = of_present.all_reduce(input, None)?;
+            let left_out = of_present.all_reduce(input, RoundDivisor::Ranks)?;
             group.all_reduce(&mut data, self.op)?;
             let expected = |index| {
                 let values = (0..ranks).filter(is_present).map(|rank| (self.value)(rank, index));
@@ -43,7 +43,8 @@ impl<T: Element> Case<T> {
             let bytes = bytemuck::cast_slice::<T, u8>;
             let what = format!("{name}, {}, ranks {present:b} of {ranks}", self.op);
             assert!(bytes(&data) == bytes(&expected), "{what}");
-            assert!(bytes(&left_out) == bytes(&expected), "left out: {what}");
+            assert!(bytes(&left_out.result) == bytes(&expected), "left out: {what}");
+            assert_eq!(left_out.contributors, present, "{what}");
         }
         Ok(())
     }
@@ -160,14 +161,17 @@ fn traffic(fabric: Fabric, ranks: u32, name: &str) -> Option<Vec<Traffic>> {
                 let ranks_present = || (0..ranks).filter(|rank| present >> rank & 1 == 1);
                 let sum: u32 = ranks_present().sum();
                 let expected = |index: usize| (count * (index % 50) as u32 + sum) as f32;
-                let (result, moved) = sums.all_reduce(given, None)?;
+                let summed = sums.all_reduce(given, RoundDivisor::Ranks)?;
                 let is_right = |(index, it): (usize, &f32)| *it == expected(index);
-                assert!(result.iter().enumerate().all(is_right), "{name}, ranks {present:b}");
-                let divide_by = Some(count.max(1));
-                let (result, _) = averages.all_reduce(given, divide_by)?;
-                let is_right = |(index, it): (usize, &f32)| *it == expected(index) / count.max(1) as f32;
-                assert!(result.iter().enumerate().all(is_right), "averages, {name}, ranks {present:b}");
-                Ok(moved)
+                assert!(summed.result.iter().enumerate().all(is_right), "{name}, ranks {present:b}");
+                for divisor in [RoundDivisor::Number(count.max(1)), RoundDivisor::Contributors] {
+                    let averaged = averages.all_reduce(given, divisor)?;
+                    let is_right = |(index, it): (usize, &f32)| *it == expected(index) / count.max(1) as f32;
+                    let what = format!("{divisor:?}, {name}, ranks {present:b}");
+                    assert!(averaged.result.iter().enumerate().all(is_right), "{what}");
+                    assert_eq!(averaged.contributors, present, "{what}");
+                }
+                Ok(summed.traffic)
             });
             traffic.collect::<Result<Vec<Traffic>, CollectiveError>>()
         },

@@ -17,8 +17,8 @@ use crate::engine::Bytes;
 use crate::exact::BlockSums;
 use crate::group::CollectiveError;
 use crate::partial::{
-    CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, ExactPlans, ExactSums, Late, Rounds, RoundsMemory, Terms,
-    neutral,
+    CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, ExactPlans, ExactSums, Late, Rounds, RoundsMemory, SetSum,
+    Terms, is_set_told, neutral,
 };
 
 /// The memory of a rank's rounds, as its caller reaches it.
@@ -74,13 +74,13 @@ pub(crate) fn make_rounds(
     };
     let neutral_slice = register(bytes);
     neutral_slice.store(&neutral(data_type, activation.op()).repeat(len));
-    let set_words = Rounds::set_words(terms, place.1);
+    let set_words = SetSum::words(terms, place.1);
+    let set_memory = [register(set_words * 8), register(set_words * 8)];
     let memory = RoundsMemory {
         contributions: named(&own.contributions),
         results: named(&own.results).try_into().expect("three"),
         corrections: named(&own.corrections),
         neutral: Bytes::Registered(neutral_slice),
-        set: [register(set_words * 8), register(set_words * 8)],
     };
     let mut plan = |data_type, op, count, variant: Option<&Variant>| {
         let (collective, counts) = (Collective::AllReduce, Counts::Each(count));
@@ -88,7 +88,6 @@ pub(crate) fn make_rounds(
         let descriptor = Descriptor { collective, amount, data_type, op, tag: 0 };
         member.planner.plan(&descriptor, &counts, variant).cloned()
     };
-    let set = plan(DataType::U64, ReduceOp::Sum, set_words, None)?;
     let data = if is_exact {
         let sums = BlockSums::new(data_type, len);
         let parts = if activation.late_rule() == Late::Correct { 2 } else { 1 };
@@ -99,6 +98,11 @@ pub(crate) fn make_rounds(
         DataPlans::Exact(Box::new(ExactSums::new(sums, plans, parts, EXACT_CONTRIBUTIONS)))
     } else {
         DataPlans::Combined(plan(data_type, Rounds::data_op(terms), len, variant)?)
+    };
+    let set = if is_set_told(is_exact, place.1, len) {
+        None
+    } else {
+        Some(SetSum::new(place, plan(DataType::U64, ReduceOp::Sum, set_words, None)?, set_memory))
     };
     Ok((Rounds::new(place, terms, timeout, (set, data), memory), own))
 }

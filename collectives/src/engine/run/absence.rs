@@ -1,7 +1,7 @@
-//! Inputs that are absent: a rank that gives nothing to a round of a partial all-reduce gives
-//! neutral elements, which nobody has to read.
+//! A run in a round of a partial all-reduce: inputs that are absent, and who contributes.
 //!
-//! Combined with anything, a neutral element leaves the other operand as it is, bit for bit
+//! A rank that gives nothing to a round gives neutral elements, which nobody has to read. Combined
+//! with anything, a neutral element leaves the other operand as it is, bit for bit
 //! ([`crate::partial`]). So a step that combines leaves out the sources that are known to be
 //! neutral, if there is another one. Three things are known: a rank's own input, from its call; a
 //! peer's input, from the header of the peer's signals; and what this rank's scratch holds. A put
@@ -11,8 +11,16 @@
 //! it, or holds their bytes. Scratch may be known to hold them and not hold their bytes: that is so
 //! only in schedules in which no rank maps another's scratch, so its own rank alone reads it.
 //! Outputs always hold their bytes.
+//!
+//! **Who contributes.** A rank knows of itself when its run begins. It tells all that it knows with
+//! each signal of the run, and knows what it was told by the signals that it has waited for. Where
+//! something depends on a rank's input, that rank has sent a signal in this run, from which a chain
+//! of signals leads there: the proof of the schedule says so. So where all inputs are combined, all
+//! contributors are known, and no other rank is taken for one.
+//!
+//! A signal has room for [`CONTRIBUTORS_MAX`] ranks. Where there are more, none are told of.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use pleach_schedule::Part;
 use pleach_transport::Slice;
@@ -22,40 +30,116 @@ use super::Run;
 use crate::engine::Bytes;
 use crate::engine::address::Address;
 use crate::engine::plan::{ChunkStep, PlaceSlot, PutProgram};
-use crate::engine::signals::Header;
+use crate::engine::signals::{Header, InRound};
+
+/// Most ranks of a round whose signals tell who contributes.
+pub(crate) const CONTRIBUTORS_MAX: u32 = u32::BITS;
+
+/// The ranks of which a rank knows that they contribute to a round, a bit each; see the module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Contributors {
+    known: u32,
+    /// The bits of all ranks. None, where they are not told of.
+    ranks: u32,
+}
+
+impl Contributors {
+    /// Those of rounds of so many ranks, of which none is known. Nothing is told of too many.
+    pub(crate) fn among(ranks: u32) -> Self {
+        let told = (1..=CONTRIBUTORS_MAX).contains(&ranks);
+        Self { known: 0, ranks: if told { u32::MAX >> (CONTRIBUTORS_MAX - ranks) } else { 0 } }
+    }
+
+    /// The same, of which this one is known as well.
+    #[must_use]
+    pub(crate) fn with(self, rank: Rank) -> Self {
+        Self { known: self.known | 1u32.checked_shl(rank).unwrap_or(0) & self.ranks, ..self }
+    }
+
+    /// Those that are known, by bits.
+    pub(crate) fn known(self) -> u32 {
+        self.known
+    }
+
+    /// What a signal tells of them. `is_neutral`: it is in place of a put of neutral elements.
+    #[inline]
+    pub(crate) fn told(self, is_neutral: bool) -> InRound {
+        InRound { is_neutral, contributors: self.known }
+    }
+
+    /// What a signal tells if it is of this run and history of calls.
+    #[inline]
+    pub(in crate::engine) fn of(self, header: &Header, run: u64, history: u64) -> Option<InRound> {
+        header.in_round(run, history, self.ranks)
+    }
+
+    /// This rank has waited for a signal that tells this.
+    #[inline]
+    pub(crate) fn learn(&mut self, told: InRound) {
+        self.known |= told.contributors;
+    }
+}
+
+/// The divisor of an average in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RoundDivisor {
+    /// The number of ranks.
+    Ranks,
+    /// This number.
+    Number(u32),
+    /// The number of contributors, which are known where a sum is complete.
+    Contributors,
+}
 
 /// What a run in a round of a partial all-reduce needs beside its input and output.
 #[derive(Clone, Debug)]
 pub(crate) struct RoundInput {
-    /// The divisor of an average, if that is not the number of ranks.
-    pub(crate) divide_by: Option<u32>,
+    pub(crate) divisor: RoundDivisor,
     /// Neutral elements, as many as the input has.
     pub(crate) neutral: Bytes,
     /// The input is nothing but neutral elements.
     pub(crate) is_absent: bool,
+    /// This rank, if its input is not absent.
+    pub(crate) contributors: Contributors,
 }
 
-/// What a run knows to be absent; see the module.
+impl RoundInput {
+    /// The divisor of an average over so many ranks, where all inputs are combined.
+    pub(crate) fn divisor(&self, ranks: u32) -> u32 {
+        match self.divisor {
+            RoundDivisor::Ranks => ranks,
+            RoundDivisor::Number(number) => number,
+            RoundDivisor::Contributors => self.contributors.known.count_ones().max(1),
+        }
+    }
+}
+
+/// What a run knows to be absent, and who contributes; see the module.
 pub(crate) struct Absence {
     input: RoundInput,
     /// Places of this rank's scratch that hold nothing but neutral elements, by their offsets in
     /// the bank.
-    scratch: HashSet<u64>,
+    scratch: BTreeSet<u64>,
 }
 
 impl Absence {
     pub(crate) fn new(input: RoundInput) -> Self {
-        Self { input, scratch: HashSet::new() }
+        Self { input, scratch: BTreeSet::new() }
     }
 
-    /// The divisor of an average over so many ranks.
+    /// The divisor of an average over so many ranks, where all inputs are combined.
     pub(crate) fn divisor(&self, ranks: u32) -> u32 {
-        self.input.divide_by.unwrap_or(ranks)
+        self.input.divisor(ranks)
     }
 
     /// Whether this rank's input is absent.
     pub(crate) fn is_absent(&self) -> bool {
         self.input.is_absent
+    }
+
+    /// Who contributes, as far as this rank knows.
+    pub(crate) fn contributors(&self) -> Contributors {
+        self.input.contributors
     }
 
     /// A place of this rank was written, or is to be taken for written.
@@ -127,22 +211,14 @@ impl Run {
         }
     }
 
-    /// A signal of this call has come, with the data of a put to this place or in place of it.
+    /// A signal of this round has come, with the data of a put to this place or in place of it.
     /// False: it is in place of a put whose bytes are needed.
-    pub(crate) fn note_put(
-        &mut self,
-        step: ChunkStep<'_>,
-        from: Rank,
-        header: &Header,
-        into: Option<PlaceSlot>,
-    ) -> bool {
-        if self.parameters.round.is_none() {
-            return true;
+    pub(crate) fn note_put(&mut self, step: ChunkStep<'_>, told: InRound, into: Option<PlaceSlot>) -> bool {
+        if let Some(round) = &mut self.parameters.round {
+            round.input.contributors.learn(told);
         }
-        let history = step.plan().mark(self.parameters.number.history, from);
-        let is_neutral = header.is_neutral_of(self.number(), history);
-        let Some(place) = into.filter(|place| is_kept(step, place)) else { return !is_neutral };
-        self.note_written(step, &[place], is_neutral);
+        let Some(place) = into.filter(|place| is_kept(step, place)) else { return !told.is_neutral };
+        self.note_written(step, &[place], told.is_neutral);
         true
     }
 

@@ -7,7 +7,7 @@
 //! * its memory ([`steps`]): where the bytes are that steps read and write;
 //! * its [`PendingPuts`], where links set the pace;
 //! * the jobs that are computed piece by piece;
-//! * in a round of a partial all-reduce, the inputs that are absent ([`absence`]).
+//! * in a round of a partial all-reduce, who contributes and whose inputs are absent ([`absence`]).
 //!
 //! **Invariant:** no byte that a peer sent or shares is used before a signal of that peer *in this
 //! run* was compared with this rank's own signature. Every signal carries run and signature
@@ -25,11 +25,11 @@ use super::Bank;
 use super::address::advance;
 use super::fast_path::LANES_MAX;
 use super::plan::{ChunkStep, OpProgram, Plan, PutProgram};
-use super::signals::{Header, PeerSignals};
+use super::signals::{Header, InRound, PeerSignals};
 use super::{Bytes, Context, RunNumber, StepAddress, Stream};
 use crate::compute::Job;
 use absence::Absence;
-pub(crate) use absence::RoundInput;
+pub(crate) use absence::{CONTRIBUTORS_MAX, Contributors, RoundDivisor, RoundInput};
 use steps::{PendingPuts, RunMemory};
 
 /// Why a run cannot go on.
@@ -289,7 +289,7 @@ pub(super) struct Parameters {
     input: Bytes,
     output: Bytes,
     /// In a round of a partial all-reduce.
-    round: Option<Box<Absence>>,
+    round: Option<Absence>,
 }
 
 impl Parameters {
@@ -299,7 +299,7 @@ impl Parameters {
 
     /// The same in a round, in which inputs may be absent.
     pub(crate) fn in_round(self, round: Option<RoundInput>) -> Self {
-        Self { round: round.map(|round| Box::new(Absence::new(round))), ..self }
+        Self { round: round.map(Absence::new), ..self }
     }
 }
 
@@ -323,6 +323,8 @@ pub(super) struct Run {
     /// A peer whose signal did not match, to be asked what it is doing.
     mismatch: Option<Rank>,
     observer: RunObserver,
+    /// In a round: who has contributed, by bits, once the run is complete.
+    contributors: u32,
 }
 
 /// The result of trying a step.
@@ -352,6 +354,7 @@ impl Run {
             turn_bytes: 0,
             mismatch: None,
             observer: RunObserver::default(),
+            contributors: 0,
         };
         run.reset(plan);
         run
@@ -407,8 +410,14 @@ impl Run {
     pub(super) fn release(&mut self) {
         self.parameters.input = Bytes::None;
         self.parameters.output = Bytes::None;
-        self.parameters.round = None;
+        let round = self.parameters.round.take();
+        self.contributors = round.map_or(0, |round| round.contributors().known());
         self.stop();
+    }
+
+    /// Who has contributed to a round, by bits, once its run is complete.
+    pub(super) fn contributors(&self) -> u32 {
+        self.contributors
     }
 
     /// Goes on no more: drops its jobs and its mappings of peers' memory.
@@ -594,8 +603,17 @@ impl Run {
     /// Whether a peer's signal is of the call that this run carries out.
     fn is_of_this_call(&self, plan: &Plan, from: Rank, header: &Header) -> bool {
         let history = plan.mark(self.parameters.number.history, from);
-        header.is_of(self.number(), history)
-            || self.parameters.round.is_some() && header.is_neutral_of(self.number(), history)
+        match &self.parameters.round {
+            None => header.is_of(self.number(), history),
+            Some(round) => round.contributors().of(header, self.number(), history).is_some(),
+        }
+    }
+
+    /// What a peer's signal tells, if it is of this run and the run is in a round.
+    fn told(&self, plan: &Plan, from: Rank, header: &Header) -> Option<InRound> {
+        let history = plan.mark(self.parameters.number.history, from);
+        let round = self.parameters.round.as_ref()?;
+        round.contributors().of(header, self.number(), history)
     }
 
     /// A signal has come in a signal slot that is kept for this peer; the lane that waits on it, if

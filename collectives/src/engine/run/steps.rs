@@ -205,7 +205,11 @@ impl Run {
             return Issue::NotSignalled { from, signal_slot };
         }
         let (header, data) = context.signals.read(from, signal_slot);
-        if !self.is_of_this_call(plan, from, &header) || !self.note_put(step, from, &header, into) {
+        let is_expected = match self.parameters.round {
+            None => self.is_of_this_call(plan, from, &header),
+            Some(_) => self.told(plan, from, &header).is_some_and(|told| self.note_put(step, told, into)),
+        };
+        if !is_expected {
             self.mismatch = Some(from);
             return Issue::Blocked;
         }
@@ -223,19 +227,23 @@ impl Run {
         Issue::Complete
     }
 
-    /// The header of this rank's signals to a peer.
-    fn header(&self, context: &Context, plan: &Plan, to: Rank) -> Header {
+    /// The header of this rank's signals to a peer. `is_neutral`: in place of a put of neutral
+    /// elements, which there are in rounds alone.
+    fn header(&self, context: &Context, plan: &Plan, to: Rank, is_neutral: bool) -> Header {
         let number = self.number();
         let completed = if plan.stream() == Stream::Collectives { context.completed } else { number };
         let history = plan.mark(self.parameters.number.history, to);
-        Header::new(number, history, completed).after(context.elapsed_ns)
+        let header = Header::new(number, history, completed).after(context.elapsed_ns);
+        match &self.parameters.round {
+            None => header,
+            Some(round) => header.telling(round.contributors().told(is_neutral)),
+        }
     }
 
     /// The payload of a signal to a peer that carries no data. `is_neutral`: in place of a put of
     /// neutral elements.
     fn payload(&self, context: &Context, plan: &Plan, to: Rank, is_neutral: bool) -> Inline {
-        let header = self.header(context, plan, to);
-        let header = if is_neutral { header.neutral() } else { header };
+        let header = self.header(context, plan, to, is_neutral);
         if plan.is_inline() || !plan.exposes_buffers() {
             return header.with_data(&NO_DATA, 0);
         }
@@ -284,7 +292,7 @@ impl Run {
         let bytes = step.bytes();
         if plan.is_inline() {
             let data = self.local(context, step, put.src).load_words(bytes);
-            let payload = self.header(context, plan, put.to).with_data(&data, bytes);
+            let payload = self.header(context, plan, put.to, false).with_data(&data, bytes);
             return self.signal(context, step, put.to, put.signal_slot, payload);
         }
         if self.is_told_alone(step, put) {

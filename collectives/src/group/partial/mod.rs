@@ -87,7 +87,10 @@ impl RawPartial {
         let driver = self.group.shared.driver.clone();
         let mut core = self.hand_over(&driver)?;
         core.begin_round();
-        self.wait_for_started(&driver, core)
+        let (ended, awaited) = self.wait_for_started(&driver, core)?;
+        // The caller has written nothing meanwhile, and what was used last is in the caches.
+        self.current = driver.lock().expect_rounds().free_contribution();
+        self.round(ended, awaited)
     }
 
     /// As [`Partial::start_contribute`].
@@ -152,26 +155,28 @@ impl RawPartial {
     pub fn wait(&mut self) -> Result<RawRound<'_>, PartialError> {
         self.group.expect_open()?;
         let driver = self.group.shared.driver.clone();
-        self.wait_for_started(&driver, driver.lock())
+        let (ended, awaited) = self.wait_for_started(&driver, driver.lock())?;
+        self.round(ended, awaited)
     }
 
     fn wait_for_started(
         &mut self,
         driver: &Driver,
         core: MutexGuard<'_, Core>,
-    ) -> Result<RawRound<'_>, PartialError> {
+    ) -> Result<(Ended, Awaited), PartialError> {
         let Some(started) = self.started.take() else { return Err(PartialError::NotStarted) };
         let current = std::mem::replace(&mut self.current, started);
-        let (ended, awaited) = match self.await_round(driver, core) {
-            Ok(found) => found,
+        match self.await_round(driver, core) {
+            Ok(found) => {
+                // What the caller has written meanwhile stays where it is.
+                self.current = current;
+                Ok(found)
+            }
             Err(error) => {
                 self.take_back(driver)?;
-                return Err(error.into());
+                Err(error.into())
             }
-        };
-        // What the caller has written meanwhile stays where it is.
-        self.current = current;
-        self.round(ended, awaited)
+        }
     }
 
     /// As [`Partial::abstain`].

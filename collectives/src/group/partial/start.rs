@@ -26,7 +26,7 @@ use crate::engine::{Bytes, Plan, Program, memory_for_peers};
 use crate::exact::BlockSums;
 use crate::partial::{
     Activation, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, ExactPlans, ExactSums, Late, Rounds,
-    RoundsMemory, Terms, WORDS, neutral,
+    RoundsMemory, SetSum, Terms, WORDS, is_set_told, neutral,
 };
 
 /// Most ranks of rounds whose sums of floats are exact and in which a late contribution may go
@@ -144,14 +144,17 @@ impl Group {
             _ => Ok(()),
         })?;
         let place = (self.rank(), self.world_size());
-        let words = Rounds::set_words(&terms, place.1);
-        let set = [self.memory_for_set(words)?, self.memory_for_set(words)?];
+        let set_words = SetSum::words(&terms, place.1);
+        let set_memory = if is_set_told(is_exact, place.1, len) {
+            None
+        } else {
+            Some([self.memory_for_set(set_words)?, self.memory_for_set(set_words)?])
+        };
         let memory = RoundsMemory {
             contributions: contributions.clone(),
             results: results.clone(),
             corrections: corrections.clone(),
             neutral: neutral_bytes,
-            set,
         };
         let compute: Box<dyn Compute> = match self.gpu() {
             Some(gpu) => Box::new(CudaCompute::new(gpu, StagingSpace::Host).map_err(CollectiveError::from)?),
@@ -164,7 +167,6 @@ impl Group {
         }
         let plain = Self { variant: None, ..self.clone() };
         let mut plans = RoundPlans { core: &mut core, admitted: Vec::new() };
-        let set_plan = plans.all_reduce(&plain, DataType::U64, ReduceOp::Sum, words)?;
         let data = match exact {
             Some(sums) => self.exact_plans(&mut plans, sums, corrects)?,
             None => {
@@ -172,7 +174,14 @@ impl Group {
                 DataPlans::Combined(plans.all_reduce(&self, data_type, op, len)?)
             }
         };
-        let rounds = Rounds::new(place, &terms, self.timeout, (set_plan, data), memory);
+        let set = match set_memory {
+            None => None,
+            Some(memory) => {
+                let plan = plans.all_reduce(&plain, DataType::U64, ReduceOp::Sum, set_words)?;
+                Some(SetSum::new(place, plan, memory))
+            }
+        };
+        let rounds = Rounds::new(place, &terms, self.timeout, (set, data), memory);
         let rounds =
             rounds.on_hosts(hosts).observed_by(observed.shared.driver.observed().observations().clone());
         core.served = Some(Served::Rounds(Box::new(rounds)));

@@ -7,7 +7,7 @@ use pleach_transport::{Nanos, Slice};
 use super::super::super::Group;
 use super::super::super::error::CollectiveError;
 use crate::Element;
-use crate::engine::{Bytes, RoundInput, Traffic};
+use crate::engine::{Bytes, Contributors, RoundDivisor, RoundInput, Traffic};
 use crate::partial::neutral;
 use pleach_vocabulary::ReduceOp;
 
@@ -39,30 +39,44 @@ impl Group {
     }
 }
 
+/// What has come out of one of them.
+pub(crate) struct Found<T> {
+    pub(crate) result: Vec<T>,
+    /// Whose inputs are in it, as the signals told this rank, by bits.
+    pub(crate) contributors: u32,
+    /// What this rank has read and put.
+    pub(crate) traffic: Traffic,
+}
+
 impl<T: Element> OfPresent<'_, T> {
-    /// One of them. Gives also what this rank has read and put.
+    /// One of them.
     pub(crate) fn all_reduce(
         &self,
         input: Option<&[T]>,
-        divide_by: Option<u32>,
-    ) -> Result<(Vec<T>, Traffic), CollectiveError> {
+        divisor: RoundDivisor,
+    ) -> Result<Found<T>, CollectiveError> {
         let Self { group, result, .. } = self;
         input.inspect(|input| self.own.store(bytemuck::cast_slice(input)));
         let mut core = group.shared.driver.lock();
         let plan = group.all_reduce_plan(&mut core, T::DATA_TYPE, self.op, self.len)?;
         let neutral = Bytes::Registered(self.neutral.clone());
         let given = if input.is_some() { Bytes::Registered(self.own.clone()) } else { neutral.clone() };
-        let round = RoundInput { divide_by, neutral, is_absent: input.is_none() };
+        let others = Contributors::among(group.world_size());
+        let contributors = if input.is_some() { others.with(group.rank()) } else { others };
+        let round = RoundInput { divisor, neutral, is_absent: input.is_none(), contributors };
         let before = core.engine.traffic();
         let buffers = [given, Bytes::Registered(result.clone())];
         let run = core.engine.start_round(round, &plan, buffers, group.timeout)?;
         let outcome = group.shared.driver.drive_core(core, Nanos::MAX, |core| {
             let ended = core.engine.has_ended(run);
-            ended.then(|| (core.engine.take_outcome(run), core.engine.traffic()))
+            let contributors = core.engine.contributors(run);
+            ended.then(|| (core.engine.take_outcome(run), contributors, core.engine.traffic()))
         });
-        let Some((Some(outcome), after)) = outcome else { unreachable!("driven until it has ended") };
+        let Some((Some(outcome), contributors, after)) = outcome else {
+            unreachable!("driven until it has ended")
+        };
         outcome.map_err(CollectiveError::Failed)?;
         let result = result.to_vec().chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
-        Ok((result, after.since(before)))
+        Ok(Found { result, contributors, traffic: after.since(before) })
     }
 }
