@@ -165,6 +165,7 @@ impl Group {
         if self.gpu().is_none() {
             core.engine.compute_by(Box::new(IsolatedCompute::default()));
         }
+        core.planner.signal_sleeping_ranks();
         let plain = Self { variant: None, ..self.clone() };
         let mut plans = RoundPlans { core: &mut core, admitted: Vec::new() };
         let data = match exact {
