@@ -300,7 +300,7 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
         let ended = rounds.contribute()?;
         let took = clock::now() - called;
         if ended.result().first() != Some(&expected) {
-            return Err("a round has another sum than all_reduce".into());
+            return Err("a round has another sum than that of all contributions".into());
         }
         Ok((called - begin, took))
     };
@@ -312,7 +312,7 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
         }
         Ok(took.as_secs_f64() * 1e6 / f64::from(calls))
     };
-    // Every buffer is written once at first; then all ranks make as many calls in a block.
+    // What is read was written before; all ranks make as many calls in a block.
     let mut wrote = Duration::ZERO;
     for _ in 0..3 {
         wrote = plain(group, true)?.0 + round(group, true)?.0;
@@ -326,6 +326,9 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
         plain_us.push(block(&mut plain, calls)?);
         group.barrier()?;
         round_us.push(block(&mut round, calls)?);
+    }
+    if rounds.contribute()?.result() != &output[..] {
+        return Err("a round has another sum than all_reduce".into());
     }
     rounds.finish()?;
     Ok([median(plain_us), median(round_us)])

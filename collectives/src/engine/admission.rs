@@ -587,12 +587,11 @@ impl Engine {
         Some(Err(fault))
     }
 
-    /// Who has contributed to a round whose run has ended well, by bits. To be asked before another
-    /// call is made: that may take the run's place, and then nobody is known.
-    pub(crate) fn contributors(&self, id: RunId) -> u32 {
+    /// Who has contributed to a round whose run has ended well, by bits. `None`: another call was
+    /// made since, which has taken the run's place.
+    pub(crate) fn contributors(&self, id: RunId) -> Option<u32> {
         let slot = &self.admission.slots[usize::from(id.slot)];
-        let run = slot.run.as_ref().filter(|_| slot.issue == id.issue);
-        run.map_or(0, Run::contributors)
+        slot.run.as_ref().filter(|_| slot.issue == id.issue).map(Run::contributors)
     }
 
     /// Admits and advances runs; true when anything moved, or the group has failed.

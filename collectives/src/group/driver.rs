@@ -71,17 +71,19 @@ const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 
 /// How long that thread stays away after it has given the lock to a call, before it looks what the
 /// caller does. While the caller makes one call after the other the thread stays away twice as long
-/// each time, up to a limit. So a caller that hardly computes is hardly disturbed, and one that
-/// computes for long is alone for as long as it has made calls, or for that limit, at most.
+/// each time, up to a limit. So a caller that hardly computes is hardly disturbed. A caller whose
+/// calls end just after a look is alone for the rest of one such time and for the next one, so for
+/// twice the limit at most.
 const AWAY_MIN: Duration = Duration::from_micros(50);
 const AWAY_MAX: Duration = Duration::from_micros(400);
 
 /// The limit for rounds of a partial all-reduce, which may take a microsecond. To wake the thread
-/// takes a rank's processor for some tens of them, while all other ranks wait for that rank.
+/// takes a rank's processor for some tens of them, while all other ranks wait for that rank. Where
+/// rounds open some time after a rank is ready, that time is the limit if it is shorter.
 const AWAY_FROM_ROUNDS_MAX: Duration = Duration::from_micros(3200);
 
-/// If the caller is in one long call, the thread is back this many times sooner after the call than
-/// the call has lasted, within the same limits.
+/// If the caller is in one long call, the thread looks again after this part of its absence so far,
+/// within the same limits.
 const AWAY_SHARE: u32 = 8;
 
 /// The absence of the background thread from a caller; see [`Driver::stay_away`].
@@ -144,7 +146,7 @@ impl Served {
         }
     }
 
-    /// The same soon after another one, in less time: rounds go on with the active one alone.
+    /// A poll soon after another one, which costs less: rounds go on with the active one alone.
     fn poll_again(&mut self, engine: &mut Engine, now: Nanos) -> bool {
         let is_polled = match self {
             Self::Rounds(rounds) => rounds.poll_active(engine),
@@ -178,7 +180,7 @@ impl Served {
     /// How long the background thread may stay away from a caller between two looks.
     fn away_max(&self) -> Duration {
         match self {
-            Self::Rounds(_) => AWAY_FROM_ROUNDS_MAX,
+            Self::Rounds(rounds) => rounds.grace().clamp(AWAY_MAX, AWAY_FROM_ROUNDS_MAX),
             Self::Window(_) => AWAY_MAX,
         }
     }
@@ -195,7 +197,7 @@ impl Served {
 pub(super) struct Driver {
     core: Mutex<Core>,
     /// Waits of callers since the background thread looked last. Relaxed: counted with the lock
-    /// held, and read without it, as it is a hint.
+    /// held, and taken without it. A count that comes back makes one absence longer, no more.
     waits: AtomicU32,
     /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders
     /// everything else.
@@ -233,7 +235,7 @@ impl Core {
         }
     }
 
-    /// The same soon after another one, in less time.
+    /// A poll soon after another one, which costs less.
     #[inline]
     fn poll_again(&mut self, now: Nanos) -> bool {
         let moved = self.engine.poll(now);
@@ -582,7 +584,7 @@ impl Driver {
 
     /// Gives the lock to callers, and takes it again once they compute: a call that has the lock
     /// drives everything itself. Taking it between two calls would cost each of them a wake-up and
-    /// a wait. So a look takes no lock, and asks no caller for it.
+    /// a wait. So a look never waits for the lock.
     fn stay_away<'a>(
         &'a self,
         core: MutexGuard<'a, Core>,
@@ -827,6 +829,17 @@ mod tests {
     fn the_background_thread_comes_back_when_its_caller_computes() {
         let (no_work, not_over) = (AtomicBool::new(false), AtomicBool::new(false));
         assert!(comes_back(&no_work, &not_over, |_| {}));
+    }
+
+    #[test]
+    fn the_background_thread_comes_back_after_many_calls() {
+        let (no_work, not_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let calls_until = clock::now() + AWAY_FROM_ROUNDS_MAX * 4;
+        assert!(comes_back(&no_work, &not_over, |driver| {
+            if clock::now() < calls_until {
+                call_twice(driver);
+            }
+        }));
     }
 
     #[test]

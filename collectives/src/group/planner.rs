@@ -152,7 +152,7 @@ impl Planner {
     }
 
     /// From now on the ranks may sleep when they are signalled, as in rounds of a partial
-    /// all-reduce. Where ranks take turns on processors, a message then costs more time than a turn.
+    /// all-reduce. Where ranks take turns on processors, a message then costs more.
     pub(crate) fn signal_sleeping_ranks(&mut self) {
         let near = &mut self.platform.near;
         if self.platform.access == Access::Mapped && near.message_s > CostModel::SHARED_MEMORY.message_s {

@@ -1,4 +1,4 @@
-//! A set of ranks, as the words that an all-reduce adds. The set of a few ranks is no allocation.
+//! A set of ranks, as the words that an all-reduce adds. Ranks below 64 need no allocation.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use pleach_vocabulary::Rank;
 /// A set of ranks of one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RankSet {
-    /// Bit `r % 64` of word `r / 64` stands for rank `r`.
+    /// Bit `r` stands for rank `r` below 64.
     first: u64,
-    /// The words after the first one, of which the last is not zero.
+    /// The same of the ranks from 64 on, in words; the last word is not zero.
     more: Vec<u64>,
 }
 

@@ -162,8 +162,8 @@ pub(crate) enum Mutant {
     TornBinding,
     /// The memory that the caller still writes is given where nothing was handed over.
     UnboundContribution,
-    /// A rank's bit is added twice.
-    BitTwice,
+    /// Rank 0 sets the bit of rank 1 in place of its own.
+    OtherBit,
     /// A late contribution is forgotten.
     LostLate,
     /// One rank shows another set.
@@ -259,6 +259,16 @@ impl Rounds {
         count(&self.counters);
         if let Some(observations) = &self.observations {
             count(observations.rounds());
+        }
+    }
+
+    /// For how long a late rank is waited for on purpose, as far as that is known; without end if
+    /// it is not waited for.
+    pub(crate) fn grace(&self) -> Duration {
+        match self.activation.grace_time() {
+            Grace::Fixed(Duration::ZERO) => Duration::MAX,
+            Grace::Fixed(grace) => grace,
+            Grace::Learned { .. } => Duration::ZERO,
         }
     }
 
@@ -435,8 +445,9 @@ impl Rounds {
         }
     }
 
-    /// Goes on with the active round alone: hears nothing, tells nothing and finds no fault. It
-    /// replaces no [`Rounds::poll`], and costs little. False: there is nothing to go on with by it.
+    /// Goes on with the active round alone: hears nothing, tells nothing and finds no fault. It costs
+    /// little, and replaces no [`Rounds::poll`], which also finds a wrong set. False: there is
+    /// nothing to go on with by it.
     pub(crate) fn poll_active(&mut self, engine: &mut Engine) -> bool {
         let is_apt = self.active.is_some() && !self.is_over && engine.works() && !self.polls_take_long();
         if is_apt {

@@ -1,5 +1,5 @@
-//! The runs of the round that a rank is bound to. One reduces the data, and its signals tell the set
-//! (the engine's `run::absence`). Late contributions that are reduced apart have another run.
+//! The runs of the round that a rank is bound to. One reduces the data, and its signals tell the
+//! set (the engine's `run::absence`). Late contributions that are reduced apart have another run.
 //! Where signals do not tell the set, one more run adds it ([`SetSum`]): with more than
 //! [`CONTRIBUTORS_MAX`] ranks, without data, and where sums are exact, which take several runs, one
 //! after the other.
@@ -133,6 +133,9 @@ impl RoundRuns {
     #[cfg(test)]
     pub(crate) fn mutate(&mut self, mutant: Option<Mutant>) {
         self.mutant = mutant;
+        if mutant == Some(Mutant::OtherBit) {
+            self.set.iter_mut().for_each(SetSum::set_bit_of_another_rank);
+        }
     }
 
     /// Whether sums are exact.
@@ -181,7 +184,7 @@ impl RoundRuns {
         }
         // Peers wait for data longer than for the set. Where the set is the divisor, it goes first.
         if self.set.is_none() || self.division != Divisor::Contributors {
-            self.start_data(engine, gives, may_wait)?;
+            self.start_data(engine, gives, may_wait && self.set.is_none())?;
         }
         if let Some(set) = &mut self.set {
             set.start(engine, gives, self.timeout)?;
@@ -236,7 +239,7 @@ impl RoundRuns {
         #[cfg(test)]
         let (is_absent, contributors) = match self.mutant {
             Some(Mutant::MuteContribution) if self.rank == 1 => (true, contributors),
-            Some(Mutant::BitTwice) if self.rank == 0 => (is_absent, others.with(1)),
+            Some(Mutant::OtherBit) if self.rank == 0 => (is_absent, others.with(1)),
             _ => (is_absent, contributors),
         };
         let round = RoundInput { divisor, neutral: neutral.clone(), is_absent, contributors };
@@ -264,7 +267,7 @@ impl RoundRuns {
         let contributors = engine.contributors(run);
         let has_ended = matches!(engine.take_outcome(run), Some(Ok(())));
         if has_ended {
-            self.note_told(part, contributors);
+            self.note_told(part, contributors.expect("asked before another call is made"));
         }
         has_ended
     }

@@ -25,6 +25,9 @@ pub(crate) struct SetSum {
     memory: [Slice; 2],
     words: Vec<u64>,
     run: Option<RunId>,
+    /// Does something wrong.
+    #[cfg(test)]
+    is_mutant: bool,
 }
 
 impl SetSum {
@@ -37,7 +40,21 @@ impl SetSum {
     /// Of the rank at this place among so many, by this plan of an all-reduce.
     pub(crate) fn new(place: (Rank, u32), plan: Arc<Plan>, memory: [Slice; 2]) -> Self {
         let words = vec![0; memory[0].len() / size_of::<u64>()];
-        Self { place, plan, memory, words, run: None }
+        Self {
+            place,
+            plan,
+            memory,
+            words,
+            run: None,
+            #[cfg(test)]
+            is_mutant: false,
+        }
+    }
+
+    /// Has rank 0 set the bit of rank 1 in place of its own.
+    #[cfg(test)]
+    pub(crate) fn set_bit_of_another_rank(&mut self) {
+        self.is_mutant = self.place.0 == 0;
     }
 
     /// Whether a sum is under way.
@@ -59,6 +76,10 @@ impl SetSum {
         self.words[index] = if gives { bit } else { 0 };
         if gives_late {
             self.words[half + index] = bit;
+        }
+        #[cfg(test)]
+        if self.is_mutant {
+            self.words[index] *= 2;
         }
         self.memory[0].store(bytemuck::cast_slice(&self.words));
         let [input, output] = self.memory.each_ref().map(|slice| Bytes::Staged(slice.clone()));

@@ -42,6 +42,9 @@ impl RoundsSlices {
     }
 }
 
+/// Of vectors of so many elements and multiples of them the set is added.
+const SET_SUM_EVERY: usize = 3;
+
 /// Makes the rounds of a rank at a place among so many; `None` leaves it to the planner how their
 /// data are reduced. Sums of `f64` are exact.
 ///
@@ -99,7 +102,8 @@ pub(crate) fn make_rounds(
     } else {
         DataPlans::Combined(plan(data_type, Rounds::data_op(terms), len, variant)?)
     };
-    let set = if is_set_told(is_exact, place.1, len) {
+    // Some lengths stand for rounds of so many ranks that signals do not tell the set.
+    let set = if is_set_told(is_exact, place.1, len) && !len.is_multiple_of(SET_SUM_EVERY) {
         None
     } else {
         Some(SetSum::new(place, plan(DataType::U64, ReduceOp::Sum, set_words, None)?, set_memory))

@@ -685,7 +685,7 @@ mod tests {
         for mutant in [
             Mutant::TornBinding,
             Mutant::UnboundContribution,
-            Mutant::BitTwice,
+            Mutant::OtherBit,
             Mutant::LostLate,
             Mutant::OtherSet,
             Mutant::Stale,

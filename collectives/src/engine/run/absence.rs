@@ -13,10 +13,11 @@
 //! Outputs always hold their bytes.
 //!
 //! **Who contributes.** A rank knows of itself when its run begins. It tells all that it knows with
-//! each signal of the run, and knows what it was told by the signals that it has waited for. Where
-//! something depends on a rank's input, that rank has sent a signal in this run, from which a chain
-//! of signals leads there: the proof of the schedule says so. So where all inputs are combined, all
-//! contributors are known, and no other rank is taken for one.
+//! each signal of the run, and knows what it was told by the signals that it has waited for. Data
+//! that depend on a rank's input reach another rank only behind a chain of signals of this run, as
+//! the proof of the schedule orders them. That rank sends the first signal of the chain, and each
+//! further sender passes on what it knows. So a rank that has combined all inputs knows all
+//! contributors, and takes no other rank for one.
 //!
 //! A signal has room for [`CONTRIBUTORS_MAX`] ranks. Where there are more, none are told of.
 
@@ -39,7 +40,7 @@ pub(crate) const CONTRIBUTORS_MAX: u32 = u32::BITS;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Contributors {
     known: u32,
-    /// The bits of all ranks. None, where they are not told of.
+    /// The bits of all ranks. Zero if the signals do not tell of ranks.
     ranks: u32,
 }
 
@@ -63,7 +64,7 @@ impl Contributors {
 
     /// What a signal tells of them. `is_neutral`: it is in place of a put of neutral elements.
     #[inline]
-    pub(crate) fn told(self, is_neutral: bool) -> InRound {
+    pub(in crate::engine) fn told(self, is_neutral: bool) -> InRound {
         InRound { is_neutral, contributors: self.known }
     }
 
@@ -75,7 +76,7 @@ impl Contributors {
 
     /// This rank has waited for a signal that tells this.
     #[inline]
-    pub(crate) fn learn(&mut self, told: InRound) {
+    pub(in crate::engine) fn learn(&mut self, told: InRound) {
         self.known |= told.contributors;
     }
 }
@@ -228,5 +229,32 @@ impl Run {
             && matches!(put.dst.part, Part::Scratch(_))
             && step.plan().keeps_scratch_to_itself()
             && self.is_neutral(step, put.src)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_ranks_are_told_of_as_a_signal_has_room_for() {
+        for (ranks, bits) in [(1, 1), (2, 0b11), (32, u32::MAX), (33, 0), (1000, 0)] {
+            let all = (0..ranks).fold(Contributors::among(ranks), Contributors::with);
+            assert_eq!(all.known(), bits, "{ranks} ranks");
+        }
+        assert_eq!(Contributors::among(3).with(3).with(40).known(), 0, "no ranks of the group");
+    }
+
+    #[test]
+    fn an_average_is_divided_by_those_that_are_known_then() {
+        let contributors = Contributors::among(4).with(1);
+        let (neutral, divisor) = (Bytes::None, RoundDivisor::Contributors);
+        let mut round = RoundInput { divisor, neutral, is_absent: false, contributors };
+        let header = Header::new(5, 77, 5).telling(Contributors::among(4).with(3).told(false));
+        let told = contributors.of(&header, 5, 77).expect("of this run");
+        round.contributors.learn(told);
+        assert_eq!((round.divisor(4), round.contributors.known()), (2, 0b1010));
+        let divisor = |divisor| RoundInput { divisor, ..round.clone() }.divisor(4);
+        assert_eq!([RoundDivisor::Ranks, RoundDivisor::Number(3)].map(divisor), [4, 3]);
     }
 }

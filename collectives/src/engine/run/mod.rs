@@ -11,7 +11,8 @@
 //!
 //! **Invariant:** no byte that a peer sent or shares is used before a signal of that peer *in this
 //! run* was compared with this rank's own signature. Every signal carries run and signature
-//! ([`super::signals`]), and a wait that sees another one does not complete.
+//! ([`super::signals`]), and a wait that sees another one does not complete. In a round, the lower
+//! half of a signature may differ by bits of ranks, and the upper half may be inverted.
 
 mod absence;
 mod steps;
@@ -416,7 +417,7 @@ impl Run {
     }
 
     /// Who has contributed to a round, by bits, once its run is complete.
-    pub(super) fn contributors(&self) -> u32 {
+    pub(crate) fn contributors(&self) -> u32 {
         self.contributors
     }
 
@@ -602,10 +603,9 @@ impl Run {
 
     /// Whether a peer's signal is of the call that this run carries out.
     fn is_of_this_call(&self, plan: &Plan, from: Rank, header: &Header) -> bool {
-        let history = plan.mark(self.parameters.number.history, from);
         match &self.parameters.round {
-            None => header.is_of(self.number(), history),
-            Some(round) => round.contributors().of(header, self.number(), history).is_some(),
+            None => header.is_of(self.number(), plan.mark(self.parameters.number.history, from)),
+            Some(_) => self.told(plan, from, header).is_some(),
         }
     }
 

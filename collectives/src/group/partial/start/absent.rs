@@ -69,7 +69,7 @@ impl<T: Element> OfPresent<'_, T> {
         let run = core.engine.start_round(round, &plan, buffers, group.timeout)?;
         let outcome = group.shared.driver.drive_core(core, Nanos::MAX, |core| {
             let ended = core.engine.has_ended(run);
-            let contributors = core.engine.contributors(run);
+            let contributors = core.engine.contributors(run).unwrap_or_default();
             ended.then(|| (core.engine.take_outcome(run), contributors, core.engine.traffic()))
         });
         let Some((Some(outcome), contributors, after)) = outcome else {
