@@ -191,9 +191,37 @@ struct FastContext<'a> {
     mapped: &'a [Option<Mapped>],
 }
 
-/// One run on the fast path. `IN_ROUND`: of a round of a partial all-reduce, in which this rank's
-/// input is not absent.
-struct FastRun<'a, const IN_ROUND: bool> {
+/// The round of a partial all-reduce that a run on the fast path is of, in which this rank's input
+/// is not absent; `()` where it is of none, which takes no instruction.
+trait OfRound {
+    fn round(&mut self) -> Option<&mut RoundInput>;
+    fn into_round(self) -> Option<RoundInput>;
+}
+
+impl OfRound for () {
+    #[inline]
+    fn round(&mut self) -> Option<&mut RoundInput> {
+        None
+    }
+
+    #[inline]
+    fn into_round(self) -> Option<RoundInput> {
+        None
+    }
+}
+
+impl OfRound for RoundInput {
+    fn round(&mut self) -> Option<&mut RoundInput> {
+        Some(self)
+    }
+
+    fn into_round(self) -> Option<RoundInput> {
+        Some(self)
+    }
+}
+
+/// One run on the fast path.
+struct FastRun<'a, R> {
     plan: &'a Plan,
     fast: &'a FastPlan,
     number: &'a RunNumber,
@@ -202,27 +230,21 @@ struct FastRun<'a, const IN_ROUND: bool> {
     /// This run's bank of scratch.
     scratch: Address,
     progress: LaneProgress,
-    /// Whose inputs the run combines, in a round.
-    round: &'a mut Option<RoundInput>,
+    round: R,
 }
 
-impl<'a, const IN_ROUND: bool> FastRun<'a, IN_ROUND> {
+impl<'a, R: OfRound> FastRun<'a, R> {
     /// A run that has done nothing yet.
     fn new(
         (plan, fast): (&'a Plan, &'a FastPlan),
         number: &'a RunNumber,
         [input, output]: [&Bytes; 2],
-        round: &'a mut Option<RoundInput>,
+        round: R,
         context: &Context,
     ) -> Self {
         let scratch = Address(context.scratch.own().as_ptr()).add(number.bank.scratch(0));
         let (input, output) = (input.base(), output.base());
         Self { plan, fast, number, input, output, scratch, progress: [0; LANES_MAX], round }
-    }
-
-    /// The round that this is a run of.
-    fn round(&mut self) -> Option<&mut RoundInput> {
-        if IN_ROUND { self.round.as_mut() } else { None }
     }
 
     /// Goes as far as it can without waiting; true when it is complete.
@@ -298,7 +320,7 @@ impl<'a, const IN_ROUND: bool> FastRun<'a, IN_ROUND> {
         let is_collective = self.plan.stream() == Stream::Collectives;
         let completed = if is_collective { on.context.completed } else { *number };
         let mut header = Header::new(*number, *history, completed);
-        if let Some(round) = self.round() {
+        if let Some(round) = self.round.round() {
             header = header.telling(round.contributors.told(false));
         }
         let payload: Inline = header.with_data(&data, data_bytes);
@@ -321,7 +343,7 @@ impl<'a, const IN_ROUND: bool> FastRun<'a, IN_ROUND> {
         }
         let (header, data) = on.context.signals.read(from, signal_slot);
         let RunNumber { number, history, .. } = *self.number;
-        match self.round() {
+        match self.round.round() {
             None if header.is_of(number, history) => {}
             None => return false,
             // Bytes that were left out are the matter of an ordinary run.
@@ -349,7 +371,7 @@ impl<'a, const IN_ROUND: bool> FastRun<'a, IN_ROUND> {
             return true;
         }
         let Descriptor { data_type, op, .. } = *self.plan.descriptor();
-        let divide_by = match self.round() {
+        let divide_by = match self.round.round() {
             Some(round) if divide_by > 1 => round.divisor(divide_by),
             _ => divide_by,
         };
@@ -433,7 +455,7 @@ impl Engine {
     ) -> Result<Option<RunId>, StartError> {
         match plan.fast() {
             Some(fast) if self.is_fast_path_open(plan) => {
-                self.carry_out_at_once::<false>(plan, fast, [input, output], &mut None, timeout)
+                Ok(self.carry_out_at_once((plan, fast), [input, output], (), timeout)?.ok())
             }
             _ => self.start(plan, input.clone(), output.clone(), timeout).map(Some),
         }
@@ -458,30 +480,29 @@ impl Engine {
     ) -> Result<RoundRun, StartError> {
         let run = match plan.fast() {
             Some(fast) if !round.is_absent && self.is_fast_path_open(plan) => {
-                let mut round = Some(round);
-                let run = self.carry_out_at_once::<true>(plan, fast, [input, output], &mut round, timeout)?;
-                let known = || round.map_or(0, |round| round.contributors.known());
-                run.ok_or_else(known)
+                self.carry_out_at_once((plan, fast), [input, output], round, timeout)?
             }
             _ => Ok(self.start_round(round, plan, [input.clone(), output.clone()], timeout)?),
         };
-        Ok(run.map_or_else(|contributors| RoundRun::CarriedOut { contributors }, RoundRun::UnderWay))
+        Ok(match run {
+            Ok(run) => RoundRun::UnderWay(run),
+            Err(round) => RoundRun::CarriedOut { contributors: round.contributors.known() },
+        })
     }
 
-    /// `round`: of which this is a run, if it is of one. A run that goes on takes it.
-    fn carry_out_at_once<const IN_ROUND: bool>(
+    /// The run that goes on, or what is known of its round where it was carried out.
+    fn carry_out_at_once<R: OfRound>(
         &mut self,
-        plan: &Arc<Plan>,
-        fast: &FastPlan,
+        (plan, fast): (&Arc<Plan>, &FastPlan),
         [input, output]: [&Bytes; 2],
-        round: &mut Option<RoundInput>,
+        round: R,
         timeout: Duration,
-    ) -> Result<Option<RunId>, StartError> {
+    ) -> Result<Result<RunId, R>, StartError> {
         let (slot, number) = self.admission.number(plan).ok_or(StartError::TooManyRuns)?;
         let context = &mut self.context;
         context.signals.forget_awaited();
         (context.now, context.elapsed_ns, context.hears_all) = (Nanos::ZERO, 0, false);
-        let mut run = FastRun::<IN_ROUND>::new((plan, fast), &number, [input, output], round, context);
+        let mut run = FastRun::new((plan, fast), &number, [input, output], round, context);
         let on = &mut FastContext { context, job: &mut self.fast_path.job, mapped: &self.fast_path.mapped };
         let mut is_complete = run.advance(on);
         self.admission.publish(plan, &number);
@@ -491,13 +512,15 @@ impl Engine {
             rounds += 1;
         }
         if is_complete {
+            let round = run.round;
             self.note_carried_out(plan, number.number);
-            return Ok(None);
+            return Ok(Err(round));
         }
-        let progress = run.progress;
-        let parameters = Parameters::new(number, input.clone(), output.clone()).in_round(round.take());
+        let FastRun { progress, round, .. } = run;
+        let parameters = Parameters::new(number, input.clone(), output.clone());
+        let parameters = parameters.in_round(round.into_round());
         let (id, run) = self.admission.enter(slot, plan, parameters, Some(&progress), timeout);
         run.observe_from(self.observer.take_sample());
-        Ok(Some(id))
+        Ok(Ok(id))
     }
 }
