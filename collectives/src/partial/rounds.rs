@@ -445,8 +445,8 @@ impl Rounds {
         }
     }
 
-    /// Goes on with the active round alone: hears nothing, tells nothing and finds no fault. It costs
-    /// little, and replaces no [`Rounds::poll`], which also finds a wrong set. False: there is
+    /// Goes on with the active round alone: hears nothing, tells nothing and finds no fault. So it
+    /// costs little. It replaces no [`Rounds::poll`], which also finds a wrong set. False: there is
     /// nothing to go on with by it.
     pub(crate) fn poll_active(&mut self, engine: &mut Engine) -> bool {
         let is_apt = self.active.is_some() && !self.is_over && engine.works() && !self.polls_take_long();
