@@ -274,14 +274,15 @@ fn steps_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
 const BLOCK: Duration = Duration::from_millis(60);
 const BLOCKS: usize = 10;
 
-/// Medians of an all-reduce and of a round, in microseconds.
+/// Medians of an all-reduce and of a round, in microseconds. A call gives the time in which its
+/// contribution was written, and its own.
 fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
     let (inputs, bytes) = value.split_once(',').ok_or("INPUTS,BYTES")?;
     let (is_written, len) = (inputs == "written", bytes.parse::<usize>()? / size_of::<f32>());
     let mut rounds = group.partial::<f32>(len, Activation::all().divisor(Divisor::None))?;
     let (mut input, mut output) = (group.buffer::<f32>(len)?, group.buffer::<f32>(len)?);
     input.fill(1.0);
-    let mut plain = |group: &Group, is_written: bool| -> Result<(Duration, Duration), Failure> {
+    let mut plain = |is_written: bool| -> Result<(Duration, Duration), Failure> {
         let begin = clock::now();
         if is_written {
             input.fill(1.0);
@@ -291,7 +292,7 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
         Ok((called - begin, clock::now() - called))
     };
     let expected = group.world_size() as f32;
-    let mut round = |_: &Group, is_written: bool| -> Result<(Duration, Duration), Failure> {
+    let mut round = |is_written: bool| -> Result<(Duration, Duration), Failure> {
         let begin = clock::now();
         if is_written {
             rounds.contribution().fill(1.0);
@@ -304,18 +305,18 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
         }
         Ok((called - begin, took))
     };
-    type Call<'a> = &'a mut dyn FnMut(&Group, bool) -> Result<(Duration, Duration), Failure>;
+    type Call<'a> = &'a mut dyn FnMut(bool) -> Result<(Duration, Duration), Failure>;
     let block = |call: Call<'_>, calls: u32| -> Result<f64, Failure> {
         let mut took = Duration::ZERO;
         for _ in 0..calls {
-            took += call(group, is_written)?.1;
+            took += call(is_written)?.1;
         }
         Ok(took.as_secs_f64() * 1e6 / f64::from(calls))
     };
     // What is read was written before; all ranks make as many calls in a block.
     let mut wrote = Duration::ZERO;
     for _ in 0..3 {
-        wrote = plain(group, true)?.0 + round(group, true)?.0;
+        wrote = plain(true)?.0 + round(true)?.0;
     }
     let mut once = [block(&mut plain, 30)? / 1e6 + wrote.as_secs_f64()];
     group.all_reduce(&mut once, ReduceOp::Max)?;

@@ -60,6 +60,8 @@ pub(crate) fn is_set_told(is_exact: bool, ranks: u32, len: usize) -> bool {
 struct Binding {
     given: Option<Contributions>,
     late: Option<Contributions>,
+    /// What this rank tells of itself: whether it contributes, to the data and to the correction.
+    gives: [bool; 2],
     /// Late contributions are reduced apart.
     corrects: bool,
     /// Which of the results is written, and which of the corrections.
@@ -109,7 +111,14 @@ impl RoundRuns {
         (set, data): (Option<SetSum>, DataPlans),
         memory: RoundsMemory,
     ) -> Self {
-        let bound = Binding { given: None, late: None, corrects: false, result: 0, is_held: false };
+        let bound = Binding {
+            given: None,
+            late: None,
+            gives: [false; 2],
+            corrects: false,
+            result: 0,
+            is_held: false,
+        };
         Self {
             rank,
             ranks,
@@ -174,20 +183,20 @@ impl RoundRuns {
         (corrects, result): (bool, usize),
         (is_held, may_wait): (bool, bool),
     ) -> Result<(), StartError> {
-        self.bound = Binding { given, late, corrects, result, is_held };
+        let gives = [given, late].map(|given| given.is_some());
+        self.bound = Binding { given, late, gives, corrects, result, is_held };
         (self.contributors, self.corrected) = (RankSet::default(), RankSet::default());
         (self.has_started, self.is_set_wrong) = ([false; 2], false);
-        let gives = [given, late].map(|given| given.is_some());
         #[cfg(test)]
         if self.mutant == Some(Mutant::TornBinding) {
             self.bound.given = None;
         }
         // Peers wait for data longer than for the set. Where the set is the divisor, it goes first.
         if self.set.is_none() || self.division != Divisor::Contributors {
-            self.start_data(engine, gives, may_wait && self.set.is_none())?;
+            self.start_data(engine, may_wait && self.set.is_none())?;
         }
         if let Some(set) = &mut self.set {
-            set.start(engine, gives, self.timeout)?;
+            set.start(engine, self.bound.gives, self.timeout)?;
             set.hold_time(engine, is_held);
         }
         if let DataPlans::Exact(exact) = &mut self.data {
@@ -196,36 +205,32 @@ impl RoundRuns {
         Ok(())
     }
 
-    /// Starts the runs of the data, unless sums are exact. `gives`: whether this rank contributes,
-    /// to the data and to the correction.
-    fn start_data(
-        &mut self,
-        engine: &mut Engine,
-        gives: [bool; 2],
-        may_wait: bool,
-    ) -> Result<(), StartError> {
-        let Binding { given, late, corrects, .. } = self.bound;
-        self.start_combined(engine, 0, (given, gives[0]), may_wait && !corrects)?;
-        // The contributors to the data are the divisor of the correction, too.
-        let is_divisor_known = self.division != Divisor::Contributors || self.combined[0].is_none();
-        if corrects && (is_divisor_known || self.set.is_some()) {
-            self.start_combined(engine, 1, (late, gives[1]), false)?;
-        }
+    /// Starts the runs of the data, unless sums are exact.
+    fn start_data(&mut self, engine: &mut Engine, may_wait: bool) -> Result<(), StartError> {
+        self.start_combined(engine, 0, may_wait && !self.bound.corrects)?;
+        self.start_correction(engine)?;
         Ok(())
     }
 
+    /// Starts the run of the correction when its divisor is known, which is that of the data; true
+    /// if it was started.
+    fn start_correction(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
+        let is_divisor_known =
+            self.division != Divisor::Contributors || self.set.is_some() || self.combined[0].is_none();
+        let starts = self.bound.corrects && self.has_started == [true, false] && is_divisor_known;
+        if starts {
+            self.start_combined(engine, 1, false)?;
+        }
+        Ok(starts)
+    }
+
     /// Starts the run of the data or, as the other `part`, that of the correction.
-    fn start_combined(
-        &mut self,
-        engine: &mut Engine,
-        part: usize,
-        (given, gives): (Option<Contributions>, bool),
-        may_wait: bool,
-    ) -> Result<(), StartError> {
+    fn start_combined(&mut self, engine: &mut Engine, part: usize, may_wait: bool) -> Result<(), StartError> {
         self.has_started[part] = true;
         let DataPlans::Combined(plan) = &self.data else { return Ok(()) };
         let RoundsMemory { contributions, results, corrections, neutral, .. } = &self.memory;
         let output = &[results, corrections.as_slice()][part][self.bound.result];
+        let given = [self.bound.given, self.bound.late][part];
         let contribution = given.and_then(|given| given.iter().next());
         // Peers read nothing of an input that is absent.
         let input = contribution.map_or(neutral, |contribution| &contributions[contribution]);
@@ -235,7 +240,7 @@ impl RoundRuns {
             Divisor::Contributors => RoundDivisor::Number(self.contributors.len().max(1)),
         };
         let (is_absent, others) = (contribution.is_none(), Contributors::among(self.ranks));
-        let contributors = if gives { others.with(self.rank) } else { others };
+        let contributors = if self.bound.gives[part] { others.with(self.rank) } else { others };
         #[cfg(test)]
         let (is_absent, contributors) = match self.mutant {
             Some(Mutant::MuteContribution) if self.rank == 1 => (true, contributors),
@@ -317,20 +322,14 @@ impl RoundRuns {
                 return Ok(moved);
             }
             if !self.has_started[0] {
-                let gives = [self.bound.given, self.bound.late].map(|given| given.is_some());
-                self.start_data(engine, gives, false)?;
+                self.start_data(engine, false)?;
             }
         }
         moved |= self.advance_exact(engine)?;
         for part in 0..self.combined.len() {
             moved |= self.take_combined(engine, part);
         }
-        let Binding { late, corrects, .. } = self.bound;
-        if corrects && self.has_started == [true, false] && self.combined[0].is_none() {
-            self.start_combined(engine, 1, (late, late.is_some()), false)?;
-            moved = true;
-        }
-        Ok(moved)
+        Ok(self.start_correction(engine)? | moved)
     }
 
     fn is_set_under_way(&self) -> bool {
