@@ -2,6 +2,8 @@
 
 #[path = "ranks/meeting.rs"]
 mod meeting;
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
 #[path = "connect/processes.rs"]
 mod processes;
 mod ranks;

@@ -3,11 +3,11 @@
 //! A test starts this program again for each rank, with the test that a rank carries out.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::ranks;
+use crate::{ports, ranks};
 use pleach_collectives::engine::Fault;
 use pleach_collectives::{CollectiveError, Connect, Group, Options, ReduceOp};
 use pleach_schedule::Algorithm;
@@ -122,9 +122,7 @@ struct Processes(Vec<(Child, BufReader<std::process::ChildStdout>)>);
 
 impl Processes {
     fn start(ranks: u32, fabric: &str, connect: &str) -> Self {
-        // Free again when the listener is dropped, and given to nobody else soon.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-        let port = port.expect("there is a port").port();
+        let port = ports::reserve(1);
         let program = std::env::current_exe().expect("this program");
         let processes = (0..ranks).map(|rank| {
             let mut child = Command::new(&program)
