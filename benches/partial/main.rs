@@ -282,6 +282,7 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
     let mut rounds = group.partial::<f32>(len, Activation::all().divisor(Divisor::None))?;
     let (mut input, mut output) = (group.buffer::<f32>(len)?, group.buffer::<f32>(len)?);
     input.fill(1.0);
+    let expected = group.world_size() as f32;
     let mut plain = |is_written: bool| -> Result<(Duration, Duration), Failure> {
         let begin = clock::now();
         if is_written {
@@ -289,9 +290,12 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
         }
         let called = clock::now();
         group.run(Operation::all_reduce_into(&input, &mut output, ReduceOp::Sum))?;
-        Ok((called - begin, clock::now() - called))
+        let took = clock::now() - called;
+        if output.first() != Some(&expected) {
+            return Err("an all-reduce has another sum than that of all inputs".into());
+        }
+        Ok((called - begin, took))
     };
-    let expected = group.world_size() as f32;
     let mut round = |is_written: bool| -> Result<(Duration, Duration), Failure> {
         let begin = clock::now();
         if is_written {
@@ -318,7 +322,9 @@ fn overhead_of_rank(group: &Group, value: &str) -> Result<[f64; 2], Failure> {
     for _ in 0..3 {
         wrote = plain(true)?.0 + round(true)?.0;
     }
-    let mut once = [block(&mut plain, 30)? / 1e6 + wrote.as_secs_f64()];
+    block(&mut plain, 100)?;
+    let wrote = if is_written { wrote.as_secs_f64() } else { 0.0 };
+    let mut once = [block(&mut plain, 30)? / 1e6 + wrote];
     group.all_reduce(&mut once, ReduceOp::Max)?;
     let calls = (BLOCK.as_secs_f64() / once[0]).clamp(20.0, 1e6) as u32;
     let [mut plain_us, mut round_us] = [const { Vec::new() }; 2];

@@ -31,7 +31,7 @@ use super::observed::Observed;
 use super::planner::Planner;
 use super::unwinding::{NoUnwinding, without_unwinding};
 use crate::engine::{Engine, Fault, RunId, StatusBoard};
-use crate::partial::{Awaited, Ended, Rounds};
+use crate::partial::{Rounds, Seen};
 use crate::window::OneSided;
 
 /// Polls between two looks at the clock.
@@ -73,7 +73,8 @@ const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 /// caller does. While the caller makes one call after the other the thread stays away twice as long
 /// each time, up to a limit. So a caller that hardly computes is hardly disturbed. A caller whose
 /// calls end just after a look is alone for the rest of one such time and for the next one, so for
-/// twice the limit at most.
+/// twice the limit at most. The thread stays away in the same way while nothing can happen before
+/// the caller's next call: it would only be woken by peers that are ready earlier.
 const AWAY_MIN: Duration = Duration::from_micros(50);
 const AWAY_MAX: Duration = Duration::from_micros(400);
 
@@ -101,8 +102,14 @@ impl Absence {
 
     /// It goes on after a look, since the last of which the caller has waited so often.
     fn go_on(&mut self, waits: u32, now: Nanos) {
-        let time = if makes_calls(waits) { self.time * 2 } else { now.since(self.begin) / AWAY_SHARE };
-        self.time = time.clamp(AWAY_MIN, self.max);
+        if makes_calls(waits) {
+            return self.go_on_longer();
+        }
+        self.time = (now.since(self.begin) / AWAY_SHARE).clamp(AWAY_MIN, self.max);
+    }
+
+    fn go_on_longer(&mut self) {
+        self.time = (self.time * 2).clamp(AWAY_MIN, self.max);
     }
 }
 
@@ -111,6 +118,10 @@ impl Absence {
 fn makes_calls(waits: u32) -> bool {
     waits > 1
 }
+
+/// For how long a caller goes on with the active round alone if rounds wait for all ranks: words
+/// about a round in which nobody is late only take time from the ranks of the same processor.
+const WITHOUT_WORDS: Duration = Duration::from_micros(50);
 
 /// Longest time that a finished call waits until its last signals and messages have gone out. Only
 /// peers that do not read take longer; the rest then goes out with the next call.
@@ -182,6 +193,22 @@ impl Served {
         match self {
             Self::Rounds(rounds) => rounds.grace().clamp(AWAY_MAX, AWAY_FROM_ROUNDS_MAX),
             Self::Window(_) => AWAY_MAX,
+        }
+    }
+
+    /// Whether nothing can happen before the caller makes a call.
+    fn waits_for_caller(&self) -> bool {
+        match self {
+            Self::Rounds(rounds) => rounds.wait_for_caller(),
+            Self::Window(_) => false,
+        }
+    }
+
+    /// For how long polls of a caller may cost less: see [`Served::poll_again`].
+    fn polls_less_for(&self) -> Duration {
+        match self {
+            Self::Rounds(rounds) if rounds.wait_for_all() => WITHOUT_WORDS,
+            Self::Rounds(_) | Self::Window(_) => Duration::ZERO,
         }
     }
 
@@ -260,6 +287,16 @@ impl Core {
         self.served.as_ref().is_some_and(Served::polls_take_long)
     }
 
+    /// Whether nothing can happen before the caller makes a call, and peers need no poll of this
+    /// rank's device.
+    fn waits_for_caller(&mut self) -> bool {
+        let Self { engine, served, .. } = self;
+        engine.is_passive()
+            && engine.works()
+            && !engine.is_connecting()
+            && served.as_ref().is_some_and(Served::waits_for_caller)
+    }
+
     fn next_wakeup(&self) -> Option<Nanos> {
         let served = self.served.as_ref().and_then(Served::next_wakeup);
         self.engine.next_wakeup().into_iter().chain(served).min()
@@ -288,7 +325,7 @@ impl Core {
     }
 
     /// The round that the caller waits for, once it has ended.
-    pub(crate) fn take_round(&mut self) -> Option<(Ended, Awaited)> {
+    pub(crate) fn take_round(&mut self) -> Option<Seen> {
         self.expect_rounds().take_ended()
     }
 
@@ -436,6 +473,7 @@ impl Driver {
         self.count_wait();
         let mut now = clock::now();
         let mut idle_since = now;
+        let less_until = now + core.served.as_ref().map_or(Duration::ZERO, Served::polls_less_for);
         let polls = if self.is_crowded() { 1 } else { POLLS_PER_CLOCK };
         if self.has_neighbours {
             core.engine.device().exchange_processors(current(), &mut |_, _| {});
@@ -443,7 +481,8 @@ impl Driver {
         loop {
             let mut moved = false;
             for poll in 0..polls {
-                let moves = if poll == 0 { core.poll(now) } else { core.poll_again(now) };
+                let is_again = poll > 0 || now < less_until;
+                let moves = if is_again { core.poll_again(now) } else { core.poll(now) };
                 moved |= moves;
                 if let Some(found) = look(&mut core) {
                     return Some(found);
@@ -555,6 +594,7 @@ impl Driver {
         let mut core = lock(&self.core);
         let mut now = clock::now();
         let mut idle_since = now;
+        let mut absence = None;
         while !is_over.load(Ordering::Acquire) {
             let moved = core.poll(now);
             let serves = core.served.as_ref().is_some_and(Served::is_under_way);
@@ -568,9 +608,13 @@ impl Driver {
             if moved {
                 idle_since = now;
             }
-            if self.waiting.load(Ordering::Relaxed) > 0 {
-                core = self.stay_away(core, has_work, is_over);
-            } else if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
+            if self.waiting.load(Ordering::Relaxed) > 0 || core.waits_for_caller() {
+                core = self.stay_away(core, &mut absence, has_work, is_over);
+                now = clock::now();
+                continue;
+            }
+            absence = None;
+            if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
                 std::thread::yield_now();
             } else {
                 let moved;
@@ -584,17 +628,20 @@ impl Driver {
 
     /// Gives the lock to callers, and takes it again once they compute: a call that has the lock
     /// drives everything itself. Taking it between two calls would cost each of them a wake-up and
-    /// a wait. So a look never waits for the lock.
+    /// a wait. So a look never waits for the lock. Goes on with an `absence` from which the thread
+    /// has come back in vain.
     fn stay_away<'a>(
         &'a self,
         core: MutexGuard<'a, Core>,
+        absence: &mut Option<Absence>,
         has_work: &AtomicBool,
         is_over: &AtomicBool,
     ) -> MutexGuard<'a, Core> {
         self.waits.store(0, Ordering::Relaxed);
         let max = core.served.as_ref().map_or(AWAY_MAX, Served::away_max);
         drop(core);
-        let mut absence = Absence::begin(clock::now(), max);
+        absence.iter_mut().for_each(Absence::go_on_longer);
+        let absence = absence.get_or_insert_with(|| Absence::begin(clock::now(), max));
         loop {
             thread::park_timeout(absence.time);
             if has_work.swap(false, Ordering::Acquire) || is_over.load(Ordering::Acquire) {
@@ -646,7 +693,7 @@ impl Driver {
 
     /// The short way to the end of the round that this rank is bound to, without a system call;
     /// `None`: it takes longer.
-    pub(crate) fn poll_round(&self, core: &mut Core) -> Option<(Ended, Awaited)> {
+    pub(crate) fn poll_round(&self, core: &mut Core) -> Option<Seen> {
         if !core.engine.is_passive() || self.is_crowded() {
             return None;
         }
@@ -803,7 +850,7 @@ mod tests {
             thread::scope(|scope| {
                 let (driver, is_back) = (&driver, &is_back);
                 scope.spawn(move || {
-                    drop(driver.stay_away(lock(&driver.core), has_work, is_over));
+                    drop(driver.stay_away(lock(&driver.core), &mut None, has_work, is_over));
                     is_back.store(true, Ordering::Release);
                 });
                 let until = clock::now() + PATIENCE;

@@ -46,6 +46,7 @@ pub(crate) use recorder::Recorder;
 pub use report::{PeerReport, Report, ShapeReport};
 pub use rounds::PartialReport;
 pub(crate) use rounds::RoundCounters;
+use rounds::RoundsOfGroup;
 pub use scale::Distribution;
 pub(crate) use settings::Part;
 pub use settings::{METRICS_FORM, METRICS_VARIABLE, Observe, metrics_address};
@@ -192,8 +193,7 @@ pub struct Observations {
     counters: Box<[ShapeCounters]>,
     peers: Box<[Peer]>,
     calls: AtomicU64,
-    /// Set by the first partial all-reduce.
-    rounds: OnceLock<RoundCounters>,
+    rounds: RoundsOfGroup,
     /// Metrics that the program writes, and not the engine.
     program: ProgramMetrics,
     /// When the group was made.
@@ -226,7 +226,7 @@ impl Observations {
             counters: (0..SHAPES_MAX).map(counters).collect(),
             peers: (0..ranks).map(peer).collect(),
             calls: counter(),
-            rounds: OnceLock::new(),
+            rounds: RoundsOfGroup::default(),
             program: ProgramMetrics::default(),
             began,
             timed_calls: Mutex::new(VecDeque::with_capacity(TIMED_CALLS_MAX)),
@@ -235,10 +235,9 @@ impl Observations {
         }
     }
 
-    /// The counters of the rounds of this group's partial all-reduces. Threads other than the
-    /// engine's thread add to them.
-    pub(crate) fn rounds(&self) -> &RoundCounters {
-        self.rounds.get_or_init(|| RoundCounters::new(self.peers.len() as u32))
+    /// The counters of a further partial all-reduce of this group, whose rounds add to them.
+    pub(crate) fn begin_rounds(&self) -> Arc<RoundCounters> {
+        self.rounds.begin(self.peers.len() as u32)
     }
 
     /// The metrics of the group's program.
@@ -404,7 +403,7 @@ impl Observations {
             age: now.since(self.began),
             shapes,
             peers: peers.collect(),
-            rounds: self.rounds.get().map(RoundCounters::report),
+            rounds: self.rounds.report(),
             under_way,
             waits_for,
             failure: self.failure.get().map(|failure| failure.text.clone()),

@@ -1,13 +1,17 @@
-//! Counters of the rounds of one partial all-reduce, or of all partial all-reduces of a group.
+//! Counters of the rounds of a group's partial all-reduces.
 //!
-//! Each partial all-reduce of a group adds to them from a thread of its own. Relaxed: no other
-//! memory depends on a number.
+//! The rounds of one partial all-reduce are the only writer of its counters, under the lock of
+//! their group. So an addition is a load and a store. Relaxed: no other memory depends on a number.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
+use pleach_transport::mutex::lock;
 use pleach_vocabulary::Rank;
 
-/// See the module.
+use super::add;
+
+/// The counters of one partial all-reduce; see the module.
 #[derive(Debug)]
 pub(crate) struct RoundCounters {
     rounds: AtomicU64,
@@ -49,22 +53,15 @@ impl RoundCounters {
 
     /// Counts a round that has ended.
     pub(crate) fn ended(&self, contributors: impl Iterator<Item = Rank>) {
-        self.rounds.fetch_add(1, Ordering::Relaxed);
-        for rank in contributors {
-            if let Some(counted) = self.counted.get(rank as usize) {
-                counted.fetch_add(1, Ordering::Relaxed);
-            }
-        }
+        add(&self.rounds, 1);
+        contributors.filter_map(|rank| self.counted.get(rank as usize)).for_each(|counted| add(counted, 1));
     }
 
     /// Counts a round that the caller has seen.
     pub(crate) fn seen(&self, late: u64, dropped: u64, missed: u64) {
-        for (counter, number) in [(&self.late, late), (&self.dropped, dropped), (&self.missed, missed)] {
-            // All three are zero where nobody is late.
-            if number > 0 {
-                counter.fetch_add(number, Ordering::Relaxed);
-            }
-        }
+        add(&self.late, late);
+        add(&self.dropped, dropped);
+        add(&self.missed, missed);
     }
 
     pub(crate) fn report(&self) -> PartialReport {
@@ -76,5 +73,74 @@ impl RoundCounters {
             dropped: read(&self.dropped),
             missed: read(&self.missed),
         }
+    }
+}
+
+impl PartialReport {
+    /// Adds the counts of other rounds of the same group.
+    fn add(&mut self, other: &Self) {
+        let Self { rounds, counted, late, dropped, missed } = other;
+        self.rounds += rounds;
+        self.counted.resize(counted.len(), 0);
+        self.counted.iter_mut().zip(counted).for_each(|(sum, counted)| *sum += counted);
+        self.late += late;
+        self.dropped += dropped;
+        self.missed += missed;
+    }
+}
+
+/// The counters of all partial all-reduces of a group.
+#[derive(Debug, Default)]
+pub(crate) struct RoundsOfGroup(Mutex<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    /// Rounds that nobody counts any more.
+    over: Option<PartialReport>,
+    going: Vec<Arc<RoundCounters>>,
+}
+
+impl RoundsOfGroup {
+    /// The counters of a further partial all-reduce.
+    pub(crate) fn begin(&self, ranks: u32) -> Arc<RoundCounters> {
+        let counters = Arc::new(RoundCounters::new(ranks));
+        let mut counted = lock(&self.0);
+        let Counted { over, going } = &mut *counted;
+        going.retain_mut(|counters| {
+            let Some(counters) = Arc::get_mut(counters) else { return true };
+            over.get_or_insert_default().add(&counters.report());
+            false
+        });
+        going.push(counters.clone());
+        counters
+    }
+
+    /// The sums; `None` before the first partial all-reduce.
+    pub(crate) fn report(&self) -> Option<PartialReport> {
+        let counted = lock(&self.0);
+        let mut sum = counted.over.clone();
+        counted.going.iter().for_each(|counters| sum.get_or_insert_default().add(&counters.report()));
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_rounds_that_are_over_stay_in_the_sum_and_take_no_further_memory() {
+        let of_group = RoundsOfGroup::default();
+        assert_eq!(of_group.report(), None);
+        let going = of_group.begin(2);
+        for _ in 0..3 {
+            let counters = of_group.begin(2);
+            counters.ended([1].into_iter());
+            counters.seen(1, 0, 2);
+        }
+        going.ended([0, 1].into_iter());
+        let expected = PartialReport { rounds: 4, counted: vec![1, 4], late: 3, dropped: 0, missed: 6 };
+        assert_eq!(of_group.report(), Some(expected));
+        assert_eq!(lock(&of_group.0).going.len(), 2, "the last of those that are over, and one that goes on");
     }
 }

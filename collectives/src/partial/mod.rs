@@ -90,6 +90,6 @@ pub use readiness::Readiness;
 #[cfg(test)]
 pub(crate) use rounds::Mutant;
 pub use rounds::Own;
-pub(crate) use rounds::{Awaited, Bound, Ended, Rounds};
+pub(crate) use rounds::{Awaited, Bound, Ended, Rounds, Seen};
 pub(crate) use runs::{CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, RoundsMemory, is_set_told};
 pub(crate) use set_sum::SetSum;

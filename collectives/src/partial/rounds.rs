@@ -28,7 +28,7 @@ use super::set_sum::SetSum;
 use super::words::RoundWords;
 use super::{Activation, RankSet};
 use crate::engine::{Engine, FaultKind, StartError};
-use crate::observe::{Observations, PartialReport, RoundCounters};
+use crate::observe::{PartialReport, RoundCounters};
 
 /// How much longer than rank 0 another rank waits for a round to open: rank 0 knows who is late. As
 /// long as rank 0 shows life, the other rank leaves it to rank 0 to say so, for once more as long.
@@ -91,6 +91,9 @@ pub(crate) struct Ended {
     pub(crate) result: usize,
 }
 
+/// A round that the caller has waited for, that wait, and which contribution the caller may write.
+pub(crate) type Seen = (Ended, Awaited, Contribution);
+
 /// A round that this rank has bound and that has not ended.
 struct Active {
     number: u64,
@@ -116,8 +119,10 @@ pub(crate) struct Rounds {
     seen: u64,
     active: Option<Active>,
     awaited: Option<Awaited>,
-    /// The round that the caller waits for or reads, once it has ended.
+    /// The round that the caller waits for, once it has ended.
     kept: Option<Ended>,
+    /// Which of the results the caller reads.
+    read: Option<usize>,
     newest: Option<Ended>,
     /// Whether the set of the round before was not full.
     must_correct: bool,
@@ -134,9 +139,7 @@ pub(crate) struct Rounds {
     asked_at_end: Option<(Nanos, BTreeSet<Rank>)>,
     /// When to look again.
     wakeup: Option<Nanos>,
-    counters: RoundCounters,
-    /// Of the group that the rounds are for, which counts them as well.
-    observations: Option<Arc<Observations>>,
+    counters: Arc<RoundCounters>,
     /// By rank: the name of its host, where these are known.
     hosts: Vec<String>,
     /// What was bound since checkers have looked, where there are any.
@@ -178,6 +181,8 @@ pub(crate) enum Mutant {
     ActiveContribution,
     /// A rank that was handed nothing is bound before the round is open.
     UnreadyAhead,
+    /// Something is expected only after the caller's next call though a round may open before.
+    ForgottenCaller,
 }
 
 impl Rounds {
@@ -204,6 +209,7 @@ impl Rounds {
             active: None,
             awaited: None,
             kept: None,
+            read: None,
             newest: None,
             must_correct: false,
             all_present: 0,
@@ -212,8 +218,7 @@ impl Rounds {
             waits_since: None,
             asked_at_end: None,
             wakeup: None,
-            counters: RoundCounters::new(ranks),
-            observations: None,
+            counters: Arc::new(RoundCounters::new(ranks)),
             hosts: Vec::new(),
             trail: None,
             #[cfg(test)]
@@ -221,10 +226,10 @@ impl Rounds {
         }
     }
 
-    /// The same rounds, which report to the group that they are for.
+    /// The same rounds, which count for the group that they are for.
     #[must_use]
-    pub(crate) fn observed_by(self, observations: Arc<Observations>) -> Self {
-        Self { observations: Some(observations), ..self }
+    pub(crate) fn counted_by(self, counters: Arc<RoundCounters>) -> Self {
+        Self { counters, ..self }
     }
 
     /// The same rounds, whose errors say on which of these hosts a rank is.
@@ -253,13 +258,6 @@ impl Rounds {
     /// What happened so far.
     pub(crate) fn report(&self) -> PartialReport {
         self.counters.report()
-    }
-
-    fn count(&self, count: impl Fn(&RoundCounters)) {
-        count(&self.counters);
-        if let Some(observations) = &self.observations {
-            count(observations.rounds());
-        }
     }
 
     /// For how long a late rank is waited for on purpose, as far as that is known; without end if
@@ -376,7 +374,7 @@ impl Rounds {
     }
 
     fn awaits(&mut self, round: Option<u64>, own: Own) {
-        self.kept = None;
+        (self.kept, self.read) = (None, None);
         if self.newest.as_ref().is_some_and(|newest| Some(newest.number) == round) {
             self.kept = self.newest.take();
         }
@@ -384,19 +382,19 @@ impl Rounds {
         self.waits_since = None;
     }
 
-    /// The round that the caller waits for, once it has ended, and what the caller has waited for.
-    /// It may read the result until it hands over or abstains again.
-    pub(crate) fn take_ended(&mut self) -> Option<(Ended, Awaited)> {
-        let awaited = self.awaited?;
-        let ended = self.kept.clone()?;
-        self.awaited = None;
+    /// The round that the caller waits for, once it has ended. The caller may read the result until
+    /// it hands over or abstains again.
+    pub(crate) fn take_ended(&mut self) -> Option<Seen> {
+        let awaited = self.awaited.filter(|_| self.kept.is_some())?;
+        let ended = self.kept.take()?;
+        (self.awaited, self.read) = (None, Some(ended.result));
         let missed = ended.number - self.seen;
         let is_late = matches!(awaited.own, Own::Carried | Own::Corrected | Own::Dropped);
         let (late, dropped) = (u64::from(is_late), u64::from(awaited.own == Own::Dropped));
-        self.count(|counters| counters.seen(late, dropped, missed));
+        self.counters.seen(late, dropped, missed);
         self.seen = ended.number + 1;
         self.pass_skipped();
-        Some((ended, awaited))
+        Some((ended, awaited, self.free_contribution()))
     }
 
     /// Takes rounds for seen that were none for the caller: see [`Rounds::skip`].
@@ -409,6 +407,24 @@ impl Rounds {
     /// When to poll at the latest, if nothing wakes this rank.
     pub(crate) fn next_wakeup(&self) -> Option<Nanos> {
         self.wakeup
+    }
+
+    /// Whether each round waits for all ranks. Such rounds end without a word if no rank is late.
+    pub(crate) fn wait_for_all(&self) -> bool {
+        self.activation.waits_for_all(self.ranks)
+    }
+
+    /// Whether nothing can happen here before the caller makes a call: no round goes on, and none
+    /// opens without this rank.
+    pub(crate) fn wait_for_caller(&self) -> bool {
+        #[cfg(test)]
+        if self.mutant == Some(Mutant::ForgottenCaller) {
+            return self.active.is_none() && !self.handover.is_in_time();
+        }
+        self.active.is_none()
+            && !self.handover.is_in_time()
+            && self.wait_for_all()
+            && self.words.own().of(self.next, self.all_present) == Readiness::Silent
     }
 
     /// Binds no further round; the active one goes on.
@@ -450,7 +466,7 @@ impl Rounds {
     /// nothing to go on with by it.
     pub(crate) fn poll_active(&mut self, engine: &mut Engine) -> bool {
         let is_apt = self.active.is_some() && !self.is_over && engine.works() && !self.polls_take_long();
-        if is_apt {
+        if is_apt && !self.runs.are_all_under_way(engine) {
             match self.runs.advance(engine) {
                 Ok(_) if self.runs.stage() == Stage::Ended => self.end(),
                 Ok(_) => {}
@@ -635,6 +651,7 @@ impl Rounds {
         #[cfg(test)]
         let (given, late) = self.mutated(given, late);
         let held = [&self.kept, &self.newest].map(|ended| ended.as_ref().map(|ended| ended.result));
+        let held = [held[0].or(self.read), held[1]];
         let result =
             (0..3).find(|index| !held.contains(&Some(*index))).expect("at most two of three are held");
         if let Some(trail) = &mut self.trail {
@@ -696,7 +713,7 @@ impl Rounds {
             opening.ended(&contributors, self.words.of(number, self.all_present));
         }
         self.say_again(number, contributors.is_empty());
-        self.count(|counters| counters.ended(contributors.iter()));
+        self.counters.ended(contributors.iter());
         self.must_correct = contributors.len() < self.ranks;
         if contributors.is_empty() && corrected.is_empty() && !is_last && self.skip(number) {
             return;

@@ -332,6 +332,14 @@ impl RoundRuns {
         Ok(self.start_correction(engine)? | moved)
     }
 
+    /// Whether [`RoundRuns::advance`] has nothing to do, as far as that is soon found.
+    pub(crate) fn are_all_under_way(&self, engine: &Engine) -> bool {
+        match self.combined {
+            [Some(run), None] => self.set.is_none() && !engine.has_ended(run),
+            _ => false,
+        }
+    }
+
     fn is_set_under_way(&self) -> bool {
         self.set.as_ref().is_some_and(SetSum::is_under_way)
     }

@@ -165,8 +165,8 @@ impl RankRounds {
     /// The round for which the rank waits, once it has ended.
     pub(crate) fn take(&mut self, member: &mut Member) -> Option<RoundSeen> {
         let rounds = rounds_of(member);
-        let (ended, _) = rounds.take_ended()?;
-        self.current = rounds.free_contribution();
+        let (ended, _, free) = rounds.take_ended()?;
+        self.current = free;
         let late = ended.corrected.filter(|ranks| !ranks.is_empty());
         Some(RoundSeen {
             contributors: ended.contributors.len(),

@@ -83,6 +83,8 @@ struct Caller {
     /// How many rounds in a row it was left out; `None` from when it had nothing to give until it
     /// is in a round again, as rank 0 hears of either later.
     left_out: Option<u32>,
+    /// Nothing is to happen before it makes a call.
+    is_waited_for: bool,
     has_ended: bool,
 }
 
@@ -243,6 +245,8 @@ impl Trial {
                     self.take_bound(rank)?;
                     moved |= self.take_ended(rank)?;
                     moved |= self.step(rank);
+                    let is_waited_for = self.rounds_of(rank).wait_for_caller();
+                    self.callers[rank as usize].is_waited_for = is_waited_for;
                 }
                 if !moved {
                     break;
@@ -278,9 +282,11 @@ impl Trial {
 
     /// Notes what the rank has bound since the last look.
     fn take_bound(&mut self, rank: Rank) -> Result<(), String> {
-        for Bound { number, given, late } in
-            self.rounds_of(rank).trail.replace(Vec::new()).unwrap_or_default()
-        {
+        let bound = self.rounds_of(rank).trail.replace(Vec::new()).unwrap_or_default();
+        if self.callers[rank as usize].is_waited_for && !bound.is_empty() {
+            return Err(format!("rank {rank} is bound to a round, and was to wait for its caller"));
+        }
+        for Bound { number, given, late } in bound {
             let caller = &mut self.callers[rank as usize];
             let expected = self.rounds.entry(number).or_default();
             for (buffer, into) in [(given, &mut expected.given), (late, &mut expected.late)] {
@@ -317,8 +323,7 @@ impl Trial {
     /// The wait of a rank's caller ends.
     fn take_ended(&mut self, rank: Rank) -> Result<bool, String> {
         let rounds = self.rounds_of(rank);
-        let Some((ended, awaited)) = rounds.take_ended() else { return Ok(false) };
-        let free = rounds.free_contribution();
+        let Some((ended, awaited, free)) = rounds.take_ended() else { return Ok(false) };
         let memory = &self.memory[rank as usize];
         let read = |slice: &Slice| -> Vec<u64> {
             let bytes = slice.to_vec();
@@ -480,6 +485,7 @@ impl Caller {
             gives_nothing: false,
             fates: Vec::new(),
             left_out: Some(0),
+            is_waited_for: false,
             has_ended: false,
         }
     }
@@ -692,6 +698,7 @@ mod tests {
             Mutant::ReusedContribution,
             Mutant::MuteContribution,
             Mutant::UnreadyAhead,
+            Mutant::ForgottenCaller,
         ] {
             let (_, error) = caught(mutant);
             println!("{mutant:?}: {error}");

@@ -14,20 +14,21 @@ mod error;
 mod start;
 mod typed;
 
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use pleach_transport::mutex::lock;
 use pleach_transport::{Nanos, clock};
 
 use super::Group;
-use super::driver::{Core, Driver, INTERRUPT_INTERVAL};
+use super::driver::{Core, INTERRUPT_INTERVAL};
 use super::error::CollectiveError;
 use super::gpu::GpuBuffer;
 use super::premultiplied::Scaling;
 use crate::compute::{Compute, ComputeError, DefaultEnvironment, Job};
 use crate::engine::Bytes;
 use crate::exact::BlockSums;
-use crate::partial::{Awaited, Ended, Own, PartialReport, RankSet, Terms};
+use crate::partial::{Awaited, Ended, Own, PartialReport, RankSet, Seen, Terms};
 
 pub use error::PartialError;
 pub use typed::{GpuMemory, HostMemory, Partial, Round};
@@ -46,8 +47,8 @@ pub struct RawPartial {
     corrections: Vec<Bytes>,
     /// Where sums of floats are exact.
     exact: Option<BlockSums>,
-    /// What combines a late contribution with the next one.
-    compute: Box<dyn Compute>,
+    /// What combines a late contribution with the next one. Only the caller locks it.
+    compute: Mutex<Box<dyn Compute>>,
     /// On a GPU: what the bytes above name, in their order, and the neutral elements.
     on_gpu: Vec<GpuBuffer<u8>>,
     /// The contribution that the caller writes.
@@ -84,13 +85,19 @@ impl RawPartial {
     ///
     /// See there.
     pub fn contribute(&mut self) -> Result<RawRound<'_>, PartialError> {
-        let driver = self.group.shared.driver.clone();
-        let mut core = self.hand_over(&driver)?;
+        let mut core = self.hand_over()?;
         core.begin_round();
-        let (ended, awaited) = self.wait_for_started(&driver, core)?;
-        // The caller has written nothing meanwhile, and what was used last is in the caches.
-        self.current = driver.lock().expect_rounds().free_contribution();
-        self.round(ended, awaited)
+        match self.await_round(core) {
+            Ok((ended, awaited, free)) => {
+                // The caller has written nothing meanwhile; what was used last is in the caches.
+                self.current = free;
+                self.round(ended, awaited)
+            }
+            Err(error) => {
+                self.take_back()?;
+                Err(error.into())
+            }
+        }
     }
 
     /// As [`Partial::start_contribute`].
@@ -99,16 +106,18 @@ impl RawPartial {
     ///
     /// See there.
     pub fn start_contribute(&mut self) -> Result<(), PartialError> {
-        let driver = self.group.shared.driver.clone();
-        drop(self.hand_over(&driver)?);
+        let free = self.hand_over()?.expect_rounds().free_contribution();
+        self.started = Some(std::mem::replace(&mut self.current, free));
         // The caller is about to compute.
         self.group.shared.wake_progress();
         Ok(())
     }
 
-    fn hand_over<'d>(&mut self, driver: &'d Driver) -> Result<MutexGuard<'d, Core>, PartialError> {
+    /// Hands the current contribution over, which is the rounds' from then on.
+    fn hand_over(&self) -> Result<MutexGuard<'_, Core>, PartialError> {
         self.expect_going()?;
         self.await_stream()?;
+        let driver = &self.group.shared.driver;
         let mut facts = Vec::new();
         if self.terms.activation.factor().is_some() {
             // A group that has failed multiplies nothing, so nothing is added either that was
@@ -121,7 +130,7 @@ impl RawPartial {
         let mut core = driver.lock();
         if let Err(error) = expect_working(&core) {
             drop(core);
-            self.take_back(driver)?;
+            self.take_back()?;
             return Err(error.into());
         }
         while let Some(late) = core.expect_rounds().take_late() {
@@ -130,8 +139,6 @@ impl RawPartial {
             core = driver.lock();
         }
         core.expect_rounds().hand_over(self.current, facts);
-        self.started = Some(self.current);
-        self.current = core.expect_rounds().free_contribution();
         Ok(core)
     }
 
@@ -154,26 +161,13 @@ impl RawPartial {
     /// See there.
     pub fn wait(&mut self) -> Result<RawRound<'_>, PartialError> {
         self.group.expect_open()?;
-        let driver = self.group.shared.driver.clone();
-        let (ended, awaited) = self.wait_for_started(&driver, driver.lock())?;
-        self.round(ended, awaited)
-    }
-
-    fn wait_for_started(
-        &mut self,
-        driver: &Driver,
-        core: MutexGuard<'_, Core>,
-    ) -> Result<(Ended, Awaited), PartialError> {
         let Some(started) = self.started.take() else { return Err(PartialError::NotStarted) };
-        let current = std::mem::replace(&mut self.current, started);
-        match self.await_round(driver, core) {
-            Ok(found) => {
-                // What the caller has written meanwhile stays where it is.
-                self.current = current;
-                Ok(found)
-            }
+        match self.await_round(self.group.shared.driver.lock()) {
+            // What the caller has written meanwhile stays where it is.
+            Ok((ended, awaited, _)) => self.round(ended, awaited),
             Err(error) => {
-                self.take_back(driver)?;
+                self.current = started;
+                self.take_back()?;
                 Err(error.into())
             }
         }
@@ -187,10 +181,9 @@ impl RawPartial {
     pub fn abstain(&mut self) -> Result<RawRound<'_>, PartialError> {
         self.expect_going()?;
         self.await_stream()?;
-        let driver = self.group.shared.driver.clone();
-        let mut core = driver.lock();
+        let mut core = self.group.shared.driver.lock();
         core.expect_rounds().abstain();
-        let (ended, awaited) = self.await_round(&driver, core)?;
+        let (ended, awaited, _) = self.await_round(core)?;
         self.round(ended, awaited)
     }
 
@@ -242,10 +235,9 @@ impl RawPartial {
         self.expect_going()?;
         self.await_stream()?;
         self.has_finished = true;
-        let driver = self.group.shared.driver.clone();
-        let mut core = driver.lock();
+        let mut core = self.group.shared.driver.lock();
         core.expect_rounds().finish();
-        let (ended, awaited) = self.await_round(&driver, core)?;
+        let (ended, awaited, _) = self.await_round(core)?;
         self.round(ended, awaited)
     }
 
@@ -276,25 +268,25 @@ impl RawPartial {
 
     /// After the group has failed: combines with the current contribution what was handed over
     /// before and is in no result.
-    fn take_back(&mut self, driver: &Driver) -> Result<(), CollectiveError> {
+    fn take_back(&self) -> Result<(), CollectiveError> {
         loop {
-            let held = driver.lock().expect_rounds().take_back(self.current);
+            let held = self.group.shared.driver.lock().expect_rounds().take_back(self.current);
             let Some(held) = held else { return Ok(()) };
             self.add_to_current(held)?;
         }
     }
 
     /// Combines a late contribution with the current one, in the current one.
-    fn add_to_current(&mut self, late: usize) -> Result<(), CollectiveError> {
+    fn add_to_current(&self, late: usize) -> Result<(), CollectiveError> {
         let [current, late] = [self.current, late].map(|index| self.contributions[index].base().0);
-        let mut job = Job::empty();
+        let (mut job, mut compute) = (Job::empty(), lock(&self.compute));
         job.begin(self.terms.data_type, self.terms.activation.op(), self.terms.len, 1);
         job.from.extend([late.cast_const(), current.cast_const()]);
         job.add_destination(current);
         // SAFETY: both are contributions of `len` elements that the rounds do not hold: the current
         // one, and a late one that they have just given up. They are apart.
-        while self.terms.len > 0 && !unsafe { self.compute.advance(&mut job, Nanos::ZERO) } {
-            if let Some(ComputeError::Cuda(error)) = self.compute.failure() {
+        while self.terms.len > 0 && !unsafe { compute.advance(&mut job, Nanos::ZERO) } {
+            if let Some(ComputeError::Cuda(error)) = compute.failure() {
                 return Err(error.clone().into());
             }
             std::hint::spin_loop();
@@ -303,11 +295,8 @@ impl RawPartial {
     }
 
     /// Waits for a round. The rounds end a wait that takes too long.
-    fn await_round(
-        &self,
-        driver: &Driver,
-        mut core: MutexGuard<'_, Core>,
-    ) -> Result<(Ended, Awaited), CollectiveError> {
+    fn await_round(&self, mut core: MutexGuard<'_, Core>) -> Result<Seen, CollectiveError> {
+        let driver = &self.group.shared.driver;
         if let Some(found) = driver.poll_round(&mut core) {
             return Ok(found);
         }

@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod absent;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use pleach_schedule::Schedule;
 use pleach_schedule::verify::expect_partial_rounds;
@@ -183,8 +183,8 @@ impl Group {
             }
         };
         let rounds = Rounds::new(place, &terms, self.timeout, (set, data), memory);
-        let rounds =
-            rounds.on_hosts(hosts).observed_by(observed.shared.driver.observed().observations().clone());
+        let rounds = rounds.on_hosts(hosts);
+        let rounds = rounds.counted_by(observed.shared.driver.observed().observations().begin_rounds());
         core.served = Some(Served::Rounds(Box::new(rounds)));
         drop(core);
         self.shared.wake_progress();
@@ -195,7 +195,7 @@ impl Group {
             results,
             corrections,
             exact,
-            compute,
+            compute: Mutex::new(compute),
             on_gpu,
             current: 0,
             started: None,
