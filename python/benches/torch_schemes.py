@@ -4,8 +4,11 @@ usage: torchrun --nproc-per-node=N python/benches/torch_schemes.py [--batch B] [
 
 Rank r is bound to processor r modulo their number. The ways take turns, in one run and in the same
 processes: the model alone; DDP over gloo and `Synchronous`; torch's PostLocalSGDOptimizer over gloo
-and `LocalSGD(every=8)`; `Gossip`. A turn has 8 steps, so one average of local SGD. A row has the time of
-a step of the slowest rank, the median over the turns, and its quotient to that of its peer.
+and `LocalSGD(every=8)`; torchft's DiLoCo over gloo, where it is installed, and `DiLoCo(every=8)`;
+`Gossip`. A turn has 8 steps. A row has medians over the turns: the time of a step of the slowest rank,
+and what the exchange takes in it, each with its quotient to that of the peer. Where ranks exchange once
+a turn, the exchange is what the longest step takes more than the median; where they do in each step, it
+is what a step takes more than one of the model alone.
 """
 
 import argparse
@@ -20,6 +23,13 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 import pleach.torch
+
+try:
+    import torchft
+    from torchft.coordination import LighthouseServer
+    from torchft.local_sgd import DiLoCo as TorchftDiLoCo
+except ImportError:
+    torchft = None
 
 LAYERS = 4
 EVERY = 8
@@ -37,14 +47,51 @@ def sgd(network):
     return torch.optim.SGD(network.parameters(), lr=1e-4)
 
 
+def outer(network):
+    return torch.optim.SGD(network.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+
+
 def steps(network, optimizer, batch):
+    """Returns the seconds of each step of a turn, of the slowest rank."""
     dist.barrier()
-    begin = time.perf_counter()
+    times = []
     for _ in range(EVERY):
+        begin = time.perf_counter()
         network(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    return (time.perf_counter() - begin) / EVERY
+        times.append(time.perf_counter() - begin)
+    slowest = torch.tensor(times)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.tolist()
+
+
+def torchft_diloco(network, optimizer, rank, blocks):
+    """Has the optimizer make DiLoCo's steps by torchft. Each rank is a replica of one process."""
+    address = [None]
+    if rank == 0:
+        server = LighthouseServer(bind="127.0.0.1:0", min_replicas=dist.get_world_size())
+        blocks.callback(server.shutdown)
+        address = [f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"]
+    dist.broadcast_object_list(address, 0)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(),
+        load_state_dict=lambda _: None,
+        state_dict=dict,
+        min_replica_size=dist.get_world_size(),
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=address[0],
+        replica_id=str(rank),
+        hostname="127.0.0.1",
+        use_async_quorum=False,
+    )
+    # The manager needs its store as long as it lives.
+    blocks.callback(lambda _: manager.shutdown(), store)
+    blocks.enter_context(TorchftDiLoCo(manager, [network], optimizer, outer(network), sync_every=EVERY))
 
 
 def main():
@@ -60,7 +107,7 @@ def main():
     dist.init_process_group("gloo")
     group = dist.new_group(backend="pleach")
 
-    #: By way: the model, its optimizer, and the way of which the time is the measure.
+    #: By way: the model, its optimizer, and the way that its times are compared with.
     ways, blocks = {}, contextlib.ExitStack()
     alone = model(options.width)
     ways["alone"] = (alone, sgd(alone), None)
@@ -69,10 +116,16 @@ def main():
     local = model(options.width)
     averager = PeriodicModelAverager(period=EVERY, warmup_steps=0)
     ways["PostLocalSGD, gloo"] = (local, PostLocalSGDOptimizer(sgd(local), averager), None)
+    streamed = model(options.width)
+    diloco = sgd(streamed)
+    if torchft is not None:
+        torchft_diloco(streamed, diloco, rank, blocks)
+        ways["DiLoCo, torchft"] = (streamed, diloco, None)
     schemes = {
         "Synchronous": (pleach.torch.Synchronous, {}, "DDP, gloo"),
         "Synchronous, overlap": (pleach.torch.Synchronous, {"overlap": True}, "DDP, gloo"),
         "LocalSGD": (pleach.torch.LocalSGD, {"every": EVERY}, "PostLocalSGD, gloo"),
+        "DiLoCo": (pleach.torch.DiLoCo, {"every": EVERY}, None if torchft is None else "DiLoCo, torchft"),
         "Gossip": (pleach.torch.Gossip, {"every": EVERY}, "PostLocalSGD, gloo"),
     }
     for name, (kind, settings, peer) in schemes.items():
@@ -81,24 +134,36 @@ def main():
         blocks.enter_context(kind(own, optimizer, group=group, **settings))
         ways[name] = (own, optimizer, peer)
     batch = torch.randn(options.batch, options.width)
-    times = {name: [] for name in ways}
+    turns = {name: [] for name in ways}
     with blocks:
         for turn in range(options.turns + 1):
             for name, (network, optimizer, _) in ways.items():
-                slowest = torch.tensor([steps(network, optimizer, batch)])
-                dist.all_reduce(slowest, dist.ReduceOp.MAX)
+                found = [1e3 * seconds for seconds in steps(network, optimizer, batch)]
                 if turn:  # the first one builds buckets
-                    times[name].append(slowest.item() * 1e3)
+                    turns[name].append(found)
     if rank == 0:
         parameters = sum(parameter.numel() for parameter in alone.parameters())
         print(
             f"torch {torch.__version__}, {parameters / 1e6:.1f} M parameters, batch {options.batch}, "
             f"{dist.get_world_size()} ranks on {len(processors)} processors, {options.turns} turns"
         )
-        for name, found in times.items():
-            own, peer = statistics.median(found), ways[name][2]
-            beside = "" if peer is None else f" {own / statistics.median(times[peer]):>6.2f} of {peer}"
-            print(f"{name:>22} {own:>9.1f} ms a step ({min(found):.1f} to {max(found):.1f}){beside}")
+        if torchft is None:
+            print("DiLoCo of torchft: skipped, it is not installed")
+        step = {name: statistics.median(map(statistics.fmean, found)) for name, found in turns.items()}
+        exchange = {
+            name: step[name] - step["alone"]
+            if name.startswith(("DDP", "Synchronous"))
+            else statistics.median(max(turn) - statistics.median(turn) for turn in found)
+            for name, found in turns.items()
+        }
+        for name, (_, _, peer) in ways.items():
+            columns = [f"{step[name]:>8.1f} ms a step"]
+            if name != "alone":
+                columns.append(f"exchange {exchange[name]:>8.1f} ms")
+            if peer is not None:
+                quotients = [times[name] / times[peer] for times in (step, exchange)]
+                columns.append(f"{quotients[0]:.2f} and {quotients[1]:.2f} of {peer}")
+            print(f"{name:>22} {', '.join(columns)}")
     dist.destroy_process_group()
 
 

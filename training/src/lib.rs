@@ -42,7 +42,8 @@ pub use perceptron::{Passes, Perceptron, Reading, Sample};
 pub use policy::Policy;
 pub use rows::Rows;
 pub use scheme::{
-    AfterLoss, Axes, Exchange, ExchangeRule, Parallelism, Refusal, Scheme, SchemeTextError, State, Timing,
+    AfterLoss, Axes, Exchange, ExchangeRule, Fragments, Parallelism, Refusal, Scheme, SchemeTextError, State,
+    Timing,
 };
 pub use simulation::Simulation;
 pub use trainer::{Progress, Step, TrainError, Trained, Trainer, VectorMemory};

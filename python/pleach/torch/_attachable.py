@@ -47,6 +47,26 @@ def parameters_of(model: Any, optimizer: Any) -> list[tuple[str, Any]]:
     return named
 
 
+def divided(named: list[tuple[str, Any]], modules: list[torch.nn.Module]) -> list[list[tuple[str, Any]]]:
+    """The parameters by the modules that have them: each by one, and each module has some."""
+    rest = {id(parameter): (name, parameter) for name, parameter in named}
+    parts, names = [], {identity: name for identity, (name, _) in rest.items()}
+    for number, module in enumerate(modules):
+        own = [parameter for parameter in module.parameters() if id(parameter) in names]
+        if not own:
+            raise PleachSchemeError(f"fragments[{number}] has no trained parameter; leave it away")
+        for parameter in own:
+            if id(parameter) not in rest:
+                raise PleachSchemeError(
+                    f"parameter {names[id(parameter)]} of fragments[{number}] is in a fragment before it; give modules "
+                    "that share none"
+                )
+        parts.append([rest.pop(id(parameter)) for parameter in own])
+    for name, _ in rest.values():
+        raise PleachSchemeError(f"parameter {name} is in no fragment; give modules that have all trained parameters")
+    return parts
+
+
 def expect_parameters(optimizer: Any, named: list[tuple[str, Any]]) -> None:
     """The optimizer has these parameters and no others."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

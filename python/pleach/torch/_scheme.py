@@ -96,6 +96,8 @@ class Scheme:
         self._model = model
         self._optimizer = optimizer
         self._named = parameters_of(model, optimizer)
+        #: By layer: the number of its parameters.
+        self._layers = [parameter.numel() for _, parameter in self._named]
         self._averages_buffers = _one_of("buffers", buffers, ("average", "local")) == "average"
         self._optimizer_state = _one_of("optimizer_state", optimizer_state, ("keep", "reset", "average"))
         self._refuse_contradictions()
@@ -118,6 +120,11 @@ class Scheme:
         self._buckets: Any = None
         self._own_step: Any = None
         self._step_before: Any = None
+
+    def _divide(self, parts: list[list[tuple[str, Any]]]) -> None:
+        """Makes layers of these parts of the parameters, which are in their order from now on."""
+        self._named = [named for part in parts for named in part]
+        self._layers = [sum(parameter.numel() for _, parameter in part) for part in parts]
 
     def _refuse_contradictions(self) -> None:
         name, text = self._facts["name"], self._facts["text"]
@@ -201,8 +208,7 @@ class Scheme:
         assert self._group is not None
         if self._buckets is not None:
             self._buckets.remove()
-        layers = [parameter.numel() for _, parameter in self._named]
-        self._trainer = _native.Trainer(self._group, text, layers, model=self._hash())
+        self._trainer = _native.Trainer(self._group, text, self._layers, model=self._hash())
         self._vector = ParameterVector(self._named, *self._trainer.memory())
         self._vector.move_in()
         if state is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ._attachable import expect_parameters
+from ._attachable import divided, expect_parameters
 from ._errors import PleachSchemeError
 from ._scheme import Scheme
 
@@ -63,10 +64,10 @@ class DiLoCo(Scheme):
 
     outer_lr, outer_momentum: of the built-in outer optimizer, SGD with Nesterov momentum; 0.7 and 0.9. outer_optimizer:
     another one in its place, made of the model's parameters; each rank makes its step on the same numbers. fragments:
-    the number of equal parts of the parameters that are exchanged in turn, each ``delay`` steps before its outer step,
-    after which a rank keeps the share ``mix`` of its own parameters (streaming DiLoCo); modules are not taken. compress:
-    how changes travel, "none", "bf16" or "f8". These four are of the built-in outer optimizer. The other arguments are
-    those of :func:`attach`.
+    the number of equal parts of the parameters that are exchanged in turn, or a list of modules, each of which is a part;
+    together they have all trained parameters. A part is exchanged ``delay`` steps before its outer step, after which a
+    rank keeps the share ``mix`` of its own parameters (streaming DiLoCo). compress: how changes travel, "none", "bf16" or
+    "f8". These four are of the built-in outer optimizer. The other arguments are those of :func:`attach`.
     """
 
     def __init__(
@@ -78,18 +79,21 @@ class DiLoCo(Scheme):
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
         outer_optimizer: torch.optim.Optimizer | None = None,
-        fragments: int = 1,
+        fragments: int | Sequence[torch.nn.Module] = 1,
         delay: int = 0,
         mix: float = 0.0,
         compress: str = "none",
         **options: Any,
     ) -> None:
-        if isinstance(fragments, bool) or not isinstance(fragments, int):
+        modules: list[torch.nn.Module] = []
+        if isinstance(fragments, (list, tuple, torch.nn.ModuleList)):
+            modules = list(fragments)
+        if bool(modules) == (type(fragments) is int) or not all(isinstance(one, torch.nn.Module) for one in modules):
             raise PleachSchemeError(
-                f"fragments is {type(fragments).__name__}, and the parameters are divided into equal parts, not by "
-                "modules; give the number of parts, as fragments=2"
+                f"fragments is {type(fragments).__name__}; give the number of parts, as fragments=2, or a list of modules"
             )
-        streams = {"fragments": fragments, "delay": delay, "mix": mix, "compress": compress}
+        # The driver in Rust is told of a layer for each module.
+        streams = {"fragments": "layers" if modules else fragments, "delay": delay, "mix": mix, "compress": compress}
         if outer_optimizer is None:
             lr, momentum = 0.7 if outer_lr is None else outer_lr, 0.9 if outer_momentum is None else outer_momentum
             text = _text("diloco", every=every, outer_lr=lr, outer_momentum=momentum, **streams)
@@ -104,6 +108,8 @@ class DiLoCo(Scheme):
                 "outer_lr and outer_momentum are of the built-in outer optimizer; give them to outer_optimizer"
             )
         super().__init__(text, model, optimizer, **options)
+        if modules:
+            self._divide(divided(self._named, modules))
         if outer_optimizer is not None:
             if outer_optimizer is optimizer:
                 raise PleachSchemeError(

@@ -45,6 +45,7 @@ CLASSES = [
     lambda *of: pt.Synchronous(*of, compress="f8"),
     lambda *of: pt.LocalSGD(*of, every=4, compress="bf16"),
     lambda *of: pt.DiLoCo(*of, every=5, outer_momentum=0.5, fragments=2, delay=1, mix=0.2),
+    lambda *of: pt.DiLoCo(*of, every=5, outer_momentum=0.5, fragments=[of[0][1], of[0][0]], delay=1),
     lambda *of: pt.Gossip(*of, reads="torn"),
     lambda *of: pt.DynamicStaleness(*of, low=1, high=4),
     lambda *of: pt.BoundedVersions(*of, distance=9),
@@ -371,8 +372,12 @@ class Checks:
         expect("exchange gradients in each step", lambda: pt.EagerSGD(model, optimizer, optimizer_state="reset"))
         expect("never exchange all together", lambda: pt.GridAveraging(model, optimizer, optimizer_state="average"))
         expect("of the built-in outer optimizer", lambda: pt.DiLoCo(model, optimizer, fragments=2, outer_optimizer=sgd(model)))
-        for modules in ([model[0], model[1]], model, True):
-            expect("give the number of parts", lambda: pt.DiLoCo(model, optimizer, fragments=modules))
+        for modules in ([], model, True, [model[0], 1]):
+            expect("or a list of modules", lambda: pt.DiLoCo(model, optimizer, fragments=modules))
+        expect("parameter 1.weight is in no fragment", lambda: pt.DiLoCo(model, optimizer, fragments=[model[0]]))
+        expect("parameter 0.weight of fragments[1]", lambda: pt.DiLoCo(model, optimizer, fragments=[model[0], model]))
+        expect("no trained parameter", lambda: pt.DiLoCo(model, optimizer, fragments=[model, torch.nn.ReLU()]))
+        expect("at most 1 fragments", lambda: pt.DiLoCo(model, optimizer, every=1, fragments=[model[0], model[1]]).__enter__())
         expect("pleach train --scheme hybrid", lambda: pt.attach("hybrid", model, optimizer))
         expect("with direction=pull", lambda: pt.Gossip(model, optimizer, direction="push", reads="torn"))
         expect("give distance at least 3", lambda: pt.BoundedVersions(model, optimizer, distance=1))

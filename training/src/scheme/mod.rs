@@ -65,6 +65,7 @@ pub use after_loss::AfterLoss;
 pub(crate) use after_loss::SharedVector;
 pub use axes::{Axes, Exchange, ExchangeRule, Parallelism, State, Timing};
 pub(crate) use planning::PIECE_BYTES;
+pub use streaming::Fragments;
 pub use text::SchemeTextError;
 
 /// Which way parameters go in an exchange of [`Scheme::Gossip`].
@@ -234,9 +235,9 @@ pub enum Scheme {
         outer_learning_rate: f32,
         /// The momentum of the outer optimizer, from 0 to below 1.
         outer_momentum: f32,
-        /// Parts of the parameters that are exchanged in turn, from 1 to `every` (streaming DiLoCo,
-        /// Douillard et al. 2025).
-        fragments: u32,
+        /// Parts of the parameters that are exchanged in turn, at most `every` of them (streaming
+        /// DiLoCo, Douillard et al. 2025).
+        fragments: Fragments,
         /// Steps from the begin of an exchange to its outer step, less than `every`.
         delay: u64,
         /// The share of a rank's own parameters after an outer step, from 0 to below 1.
@@ -346,7 +347,7 @@ impl Scheme {
             every: 50,
             outer_learning_rate: 0.7,
             outer_momentum: 0.9,
-            fragments: 1,
+            fragments: Fragments::Parts(1),
             delay: 0,
             mix: 0.0,
             compression: Compression::None,
@@ -670,8 +671,12 @@ impl Scheme {
                     vectors.push(Vector::Fetched);
                 }
                 if self.is_streaming() {
-                    let streams = self.streams(every, fragments, delay, mix)?;
-                    Box::new(Streaming::new(parameters, streams, outer, compression))
+                    let pieces = fragments.pieces(layout);
+                    if pieces.len() as u64 > every || delay >= every {
+                        return Err(Refusal::Streaming { scheme: self.to_string(), every });
+                    }
+                    let streams = Streams { every, delay, mix };
+                    Box::new(Streaming::new(pieces, streams, outer, compression))
                 } else {
                     Box::new(Periodic::new(parameters, every, 0, Some(outer), compression))
                 }
@@ -692,15 +697,8 @@ impl Scheme {
 
     /// Whether ranks make steps while fragments are exchanged.
     fn is_streaming(&self) -> bool {
-        matches!(self, Self::Diloco { fragments, delay, mix, .. } if *fragments > 1 || *delay > 0 || *mix > 0.0)
-    }
-
-    /// How fragments of [`Scheme::Diloco`] are exchanged.
-    fn streams(&self, every: u64, fragments: u32, delay: u64, mix: f32) -> Result<Streams, Refusal> {
-        if u64::from(fragments) > every || delay >= every {
-            return Err(Refusal::Streaming { scheme: self.to_string(), every });
-        }
-        Ok(Streams { every, fragments, delay, mix })
+        let Self::Diloco { fragments, delay, mix, .. } = self else { return false };
+        *fragments != Fragments::Parts(1) || *delay > 0 || *mix > 0.0
     }
 
     /// The moving rate of a rank. All ranks at once are stable as learning rates go to 0 if

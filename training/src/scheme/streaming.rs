@@ -1,5 +1,6 @@
 //! Streaming DiLoCo (Douillard et al. 2025): parameters are cut in fragments, which are exchanged
-//! in turn, and the result of an exchange is applied some steps after it has begun.
+//! in turn, and the result of an exchange is applied some steps after it has begun. Fragments are
+//! equal parts, or the layers of the layout.
 //!
 //! Of each `every` steps fragment f of F is exchanged after the (f + 1)·`every`/F-th. The average
 //! of what the fragment has changed travels while `delay` more steps are computed. Then the outer
@@ -21,14 +22,44 @@ use pleach_transport::clock::Nanos;
 
 use super::periodic::Outer;
 use crate::compression::Compression;
+use crate::layout::Layout;
 use crate::policy::{Action, Actions, Event, OperationId, OperationIds, Policy, Update, Vector};
 use crate::state::State;
+
+/// How [`Scheme::Diloco`](super::Scheme::Diloco) cuts the parameters in fragments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragments {
+    /// In so many parts, at least 1. All but the last have the same length.
+    Parts(u32),
+    /// In the layers of the layout.
+    Layers,
+}
+
+impl Fragments {
+    /// The fragments of these parameters, of which none is empty.
+    pub(crate) fn pieces(self, layout: &Layout) -> Vec<Range<usize>> {
+        let parameters = layout.parameters();
+        let mut end = 0;
+        let mut next = |length: usize| {
+            let begin = end;
+            end = parameters.min(begin + length);
+            begin..end
+        };
+        let pieces: Vec<Range<usize>> = match self {
+            Self::Parts(count) => {
+                let longest = parameters.div_ceil(count.max(1) as usize);
+                (0..count.max(1)).map(|_| next(longest)).collect()
+            }
+            Self::Layers => layout.layers().iter().map(|layer| next(*layer)).collect(),
+        };
+        pieces.into_iter().filter(|piece| !piece.is_empty()).collect()
+    }
+}
 
 /// How fragments are exchanged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Streams {
     pub(crate) every: u64,
-    pub(crate) fragments: u32,
     pub(crate) delay: u64,
     pub(crate) mix: f32,
 }
@@ -64,23 +95,25 @@ pub(crate) struct Streaming {
 }
 
 impl Streaming {
-    pub(crate) fn new(parameters: usize, streams: Streams, outer: Outer, compression: Compression) -> Self {
-        let count = u64::from(streams.fragments.max(1));
-        let longest = parameters.div_ceil(count as usize).max(1);
-        let fragment = |number: u64| {
-            let begin = parameters.min(longest * number as usize);
-            let piece = begin..parameters.min(begin + longest);
-            let phase = u128::from(number + 1) * u128::from(streams.every) / u128::from(count);
-            let phase = (phase % u128::from(streams.every)) as u64;
+    /// Of these fragments, which are all parameters in order, and at most `every`.
+    pub(crate) fn new(
+        pieces: Vec<Range<usize>>,
+        streams: Streams,
+        outer: Outer,
+        compression: Compression,
+    ) -> Self {
+        let (count, every) = (pieces.len().max(1) as u128, u128::from(streams.every));
+        let whole = 0..pieces.last().map_or(0, |last| last.end);
+        let fragment = |(number, piece): (u128, Range<usize>)| {
+            let phase = ((number * every / count) % every) as u64;
             Fragment { piece, phase, travels: None, applied_after: None }
         };
         Self {
             streams,
             outer,
             compression,
-            whole: 0..parameters,
-            // Those behind the parameters are empty.
-            fragments: (0..count).map(fragment).take_while(|fragment| !fragment.piece.is_empty()).collect(),
+            whole,
+            fragments: (1..).zip(pieces).map(fragment).collect(),
             next_step: 0,
             has_exchanged: true,
             ids: OperationIds::default(),
@@ -253,10 +286,15 @@ impl Policy for Streaming {
 mod tests {
     use super::*;
 
+    /// The fragments of ten parameters in three layers.
+    fn pieces(fragments: Fragments) -> Vec<Range<usize>> {
+        fragments.pieces(&Layout::of(&[3, 1, 0, 6]))
+    }
+
     /// The fragments whose averages begin after each step, and those that are applied.
-    fn exchanges(streams: Streams, steps: u64) -> Vec<(u64, usize, bool)> {
+    fn exchanges(fragments: Fragments, streams: Streams, steps: u64) -> Vec<(u64, usize, bool)> {
         let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
-        let mut policy = Streaming::new(10, streams, outer, Compression::None);
+        let mut policy = Streaming::new(pieces(fragments), streams, outer, Compression::None);
         let (mut actions, mut seen) = (Actions::default(), Vec::new());
         policy.on(Event::Start, Nanos::ZERO, &mut actions);
         actions.drain().for_each(drop);
@@ -283,7 +321,7 @@ mod tests {
 
     #[test]
     fn each_fragment_is_exchanged_once_in_a_period_and_applied_after_the_delay() {
-        let streams = Streams { every: 6, fragments: 3, delay: 1, mix: 0.0 };
+        let streams = Streams { every: 6, delay: 1, mix: 0.0 };
         let begun_and_applied = [
             (2, 0, false),
             (3, 0, true),
@@ -294,20 +332,21 @@ mod tests {
             (8, 0, false),
             (9, 0, true),
         ];
-        assert_eq!(exchanges(streams, 9), begun_and_applied);
-        let at_once = Streams { every: 4, fragments: 1, delay: 0, mix: 0.0 };
-        assert_eq!(exchanges(at_once, 8), [(4, 0, false), (4, 0, true), (8, 0, false), (8, 0, true)]);
+        assert_eq!(exchanges(Fragments::Parts(3), streams, 9), begun_and_applied);
+        let at_once = Streams { every: 4, delay: 0, mix: 0.0 };
+        let whole = Fragments::Parts(1);
+        assert_eq!(exchanges(whole, at_once, 8), [(4, 0, false), (4, 0, true), (8, 0, false), (8, 0, true)]);
     }
 
     #[test]
     fn who_joins_begins_the_exchanges_that_are_under_way_and_no_others() {
         // Exchanges begin after 2, 4, 6, 8 … steps, and end 3 steps later.
-        let streams = Streams { every: 6, fragments: 3, delay: 3, mix: 0.0 };
+        let streams = Streams { every: 6, delay: 3, mix: 0.0 };
         let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
         for (step, committed, begun) in
             [(5, 1, &[4][..]), (7, 2, &[8]), (8, 2, &[8, 0]), (8, 4, &[]), (9, 3, &[0])]
         {
-            let mut policy = Streaming::new(10, streams, outer, Compression::None);
+            let mut policy = Streaming::new(pieces(Fragments::Parts(3)), streams, outer, Compression::None);
             let mut actions = Actions::default();
             policy.on(Event::Membership { ranks: 2, step, committed }, Nanos::ZERO, &mut actions);
             let averages = |action| match action {
@@ -322,9 +361,9 @@ mod tests {
     }
 
     #[test]
-    fn a_fragment_of_which_there_is_nothing_is_left_out() {
-        let streams = Streams { every: 20, fragments: 20, delay: 0, mix: 0.0 };
-        let begun = exchanges(streams, 20).into_iter().filter(|(.., applied)| !applied).count();
-        assert_eq!(begun, 10);
+    fn fragments_hold_each_parameter_once_and_none_is_empty() {
+        assert_eq!(pieces(Fragments::Parts(3)), [0..4, 4..8, 8..10]);
+        assert_eq!(pieces(Fragments::Parts(20)).len(), 10);
+        assert_eq!(pieces(Fragments::Layers), [0..3, 3..4, 4..10]);
     }
 }

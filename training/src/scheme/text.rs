@@ -6,7 +6,7 @@ use std::str::FromStr;
 use pleach_collectives::partial::{Divisor, Late};
 use pleach_vocabulary::nearest;
 
-use super::{Direction, Mode, Peer, Scheme};
+use super::{Direction, Fragments, Mode, Peer, Scheme};
 use crate::compression::Compression;
 use crate::parallelize::OrderRule;
 use crate::policy::Reads;
@@ -122,6 +122,7 @@ fn name_of<T: PartialEq>(all: Named<T>, value: &T) -> String {
 
 /// Groups that are chosen.
 const AUTO: &str = "auto";
+const LAYERS: &str = "layers";
 
 const COMPRESS: Key = Key { name: "compress", expected: "none, bf16 or f8" };
 
@@ -154,7 +155,7 @@ impl Scheme {
                 Key { name: "every", expected: STEPS },
                 Key { name: "outer-lr", expected: "a number above 0" },
                 Key { name: "outer-momentum", expected: SHARE },
-                Key { name: "fragments", expected: "a number of parts, at least 1" },
+                Key { name: "fragments", expected: "layers, or a number of parts, at least 1" },
                 Key { name: "delay", expected: "a number of steps" },
                 Key { name: "mix", expected: SHARE },
                 COMPRESS,
@@ -214,7 +215,8 @@ impl Scheme {
             (Self::LocalSgd { warmup, .. }, "warmup") => warmup.to_string(),
             (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => outer_learning_rate.to_string(),
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => outer_momentum.to_string(),
-            (Self::Diloco { fragments, .. }, "fragments") => fragments.to_string(),
+            (Self::Diloco { fragments: Fragments::Layers, .. }, "fragments") => LAYERS.to_owned(),
+            (Self::Diloco { fragments: Fragments::Parts(count), .. }, "fragments") => count.to_string(),
             (Self::Diloco { delay, .. }, "delay") => delay.to_string(),
             (Self::Diloco { mix, .. }, "mix") => mix.to_string(),
             (Self::Ssp { staleness }, _) => staleness.to_string(),
@@ -275,7 +277,10 @@ impl Scheme {
                 *outer_momentum = number(value).filter(|momentum| (0.0..1.0).contains(momentum))?;
             }
             (Self::Diloco { fragments, .. }, "fragments") => {
-                *fragments = value.parse().ok().filter(|fragments| *fragments >= 1)?;
+                *fragments = match value {
+                    LAYERS => Fragments::Layers,
+                    count => Fragments::Parts(count.parse().ok().filter(|count| *count >= 1)?),
+                };
             }
             (Self::Diloco { delay, .. }, "delay") => *delay = value.parse().ok()?,
             (Self::Diloco { mix, .. }, "mix") => {
@@ -506,19 +511,19 @@ mod tests {
                     every: 50,
                     outer_learning_rate: 0.7,
                     outer_momentum: 0.9,
-                    fragments: 4,
+                    fragments: Fragments::Parts(4),
                     delay: 2,
                     mix: 0.5,
                     compression: Compression::None,
                 },
             ),
             (
-                "diloco:outer-lr=1,outer-momentum=0",
+                "diloco:outer-lr=1,outer-momentum=0,fragments=layers",
                 Scheme::Diloco {
                     every: 50,
                     outer_learning_rate: 1.0,
                     outer_momentum: 0.0,
-                    fragments: 1,
+                    fragments: Fragments::Layers,
                     delay: 0,
                     mix: 0.0,
                     compression: Compression::None,

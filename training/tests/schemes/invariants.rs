@@ -12,7 +12,7 @@ use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-pub(crate) const ALL: [&str; 44] = [
+pub(crate) const ALL: [&str; 45] = [
     "sync",
     "sync:bucket=8,order=fifo",
     "sync:bucket=16",
@@ -27,6 +27,7 @@ pub(crate) const ALL: [&str; 44] = [
     "diloco:every=6,fragments=3,delay=2,mix=0.5",
     "diloco:every=4,delay=3",
     "diloco:every=5,fragments=5,delay=4,compress=f8",
+    "diloco:every=5,fragments=layers,delay=2",
     "diloco:every=4",
     "diloco:every=7,outer-lr=1,outer-momentum=0",
     "gossip",

@@ -403,6 +403,7 @@ fn whenever_members_end_join_or_fail_each_step_is_made_once_and_each_exchange_co
         "diloco:every=4",
         "diloco:every=6,fragments=3,delay=2,mix=0.5",
         "diloco:every=5,fragments=5,delay=4",
+        "diloco:every=5,fragments=layers,delay=4",
         "easgd:every=3,mode=sync",
         "easgd:every=1,mode=sync",
         "eamsgd:every=2,mode=sync,momentum=0.5",

@@ -40,7 +40,7 @@ fn train(group: &Group, text: &str, settings: &Settings, is_overlapped: bool) ->
 }
 
 /// Schemes whose result does not depend on times.
-pub(crate) const DETERMINISTIC: [&str; 26] = [
+pub(crate) const DETERMINISTIC: [&str; 27] = [
     "sync",
     "sync:bucket=16",
     "sync:bucket=24,compress=bf16",
@@ -50,6 +50,7 @@ pub(crate) const DETERMINISTIC: [&str; 26] = [
     "diloco:every=6,fragments=3,delay=2,mix=0.5",
     "diloco:every=4,delay=3",
     "diloco:every=5,fragments=5,compress=bf16",
+    "diloco:every=5,fragments=layers,delay=1",
     "local-sgd:every=3,warmup=4",
     "diloco:every=4",
     "gossip:direction=push,peer=butterfly",
