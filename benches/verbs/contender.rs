@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 
-use crate::end::VARIABLE;
+use crate::end::{VARIABLE, WINDOW};
 
 /// How long one measurement may take, in seconds.
 const LIMIT_S: u32 = 120;
@@ -26,6 +26,7 @@ pub(crate) enum Task {
     Write { bytes: u64, count: u64 },
     Read { bytes: u64, count: u64 },
     PingPong { bytes: u64, turns: u64 },
+    WindowRead { bytes: u64, reads: u64 },
     AllReduce { bytes: u64 },
 }
 
@@ -46,6 +47,7 @@ impl fmt::Display for Task {
             Self::Write { bytes, .. } => write!(formatter, "writes of {} KiB", bytes >> 10),
             Self::Read { bytes, .. } => write!(formatter, "reads of {} KiB", bytes >> 10),
             Self::PingPong { bytes, .. } => write!(formatter, "signals of {bytes} B, there and back, half"),
+            Self::WindowRead { bytes, .. } => write!(formatter, "reads of {bytes} B of a window"),
             Self::AllReduce { bytes } => write!(formatter, "all-reduce of two ranks, {bytes} B"),
         }
     }
@@ -57,6 +59,7 @@ pub(crate) enum Contender {
     Pleach,
     Perftest,
     ByHand,
+    ThreeReads,
     Gloo,
     OpenMpi,
 }
@@ -67,6 +70,7 @@ impl fmt::Display for Contender {
             Self::Pleach => "pleach",
             Self::Perftest => "perftest",
             Self::ByHand => "by hand",
+            Self::ThreeReads => "three plain reads",
             Self::Gloo => "Gloo over ibverbs",
             Self::OpenMpi => "Open MPI over UCX",
         })
@@ -158,6 +162,7 @@ impl Contender {
         match task {
             Task::Write { .. } | Task::Read { .. } => &[Self::Pleach, Self::Perftest],
             Task::PingPong { .. } => &[Self::Pleach, Self::ByHand, Self::Perftest],
+            Task::WindowRead { .. } => &[Self::Pleach, Self::ThreeReads],
             Task::AllReduce { .. } => &[Self::Pleach, Self::Gloo, Self::OpenMpi],
         }
     }
@@ -172,7 +177,10 @@ impl Contender {
     ) -> Result<Measured, String> {
         match (self, task) {
             (Self::Pleach, Task::AllReduce { bytes }) => Ok(all_reduce_of_pleach(*bytes, devices)?.into()),
-            (Self::Pleach, _) => ends(task, devices),
+            (Self::Pleach, Task::WindowRead { bytes, reads }) => {
+                Ok(window_reads(*bytes, *reads, devices)?.into())
+            }
+            (Self::Pleach | Self::ThreeReads, _) => ends(task, devices),
             (Self::Perftest, _) => Ok(perftest(task, devices, gid_index)?.into()),
             (Self::ByHand, Task::PingPong { bytes, turns }) => {
                 let program = programs.by_hand.as_ref().map_err(Clone::clone)?;
@@ -197,6 +205,7 @@ fn ends(task: &Task, devices: &[String; 2]) -> Result<Measured, String> {
         Task::Write { bytes, count } => ("write", bytes, count),
         Task::Read { bytes, count } => ("read", bytes, count),
         Task::PingPong { bytes, turns } => ("ping-pong", bytes, turns),
+        Task::WindowRead { bytes, reads } => ("three-reads", bytes, reads),
         Task::AllReduce { .. } => return Err("is measured by ranks".to_owned()),
     };
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -247,6 +256,7 @@ fn perftest(task: &Task, devices: &[String; 2], gid_index: u32) -> Result<f64, S
         Task::Write { bytes, count } => ("ib_write_bw", bytes, count, 3),
         Task::Read { bytes, count } => ("ib_read_bw", bytes, count, 3),
         Task::PingPong { bytes, turns } => ("ib_write_lat", bytes, turns, 4),
+        Task::WindowRead { .. } => return Err("has no windows".to_owned()),
         Task::AllReduce { .. } => return Err("has no collectives".to_owned()),
     };
     let port = PORT.fetch_add(1, Ordering::Relaxed).to_string();
@@ -310,23 +320,44 @@ fn meeting() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-fn all_reduce_of_pleach(bytes: u64, devices: &[String; 2]) -> Result<f64, String> {
+/// Two ranks that carry a command out; what rank 0 prints. `command` makes it for a rank.
+fn ranks(
+    devices: &[String; 2],
+    command: impl Fn(usize) -> Result<Command, String>,
+) -> Result<Output, String> {
     let folder = meeting()?;
     let start = |rank: usize| {
-        let mut command = limited(env!("CARGO_BIN_EXE_pleach"));
-        command.args(["bench", "all-reduce", "--fabric", "verbs", "--reuse", "--json", "--time", "1000"]);
-        command.args(["--sizes", &bytes.to_string()]);
+        let mut command = command(rank)?;
         command
             .env("PLEACH_RANK", rank.to_string())
             .env("PLEACH_WORLD_SIZE", "2")
             .env("PLEACH_RENDEZVOUS", format!("file://{}", folder.display()))
             .env("PLEACH_HOST", format!("host-{rank}"))
             .env("PLEACH_VERBS_DEVICE", &devices[rank]);
-        command
+        Ok::<_, String>(command)
     };
-    let output = pair(start(1), start(0));
+    let output = start(1).and_then(|server| pair(server, start(0)?));
     let _ = fs::remove_dir_all(&folder);
-    median(&output?)
+    output
+}
+
+fn all_reduce_of_pleach(bytes: u64, devices: &[String; 2]) -> Result<f64, String> {
+    median(&ranks(devices, |_| {
+        let mut command = limited(env!("CARGO_BIN_EXE_pleach"));
+        command.args(["bench", "all-reduce", "--fabric", "verbs", "--reuse", "--json", "--time", "1000"]);
+        command.args(["--sizes", &bytes.to_string()]);
+        Ok(command)
+    })?)
+}
+
+fn window_reads(bytes: u64, reads: u64, devices: &[String; 2]) -> Result<f64, String> {
+    let output = ranks(devices, |rank| {
+        let mut command = limited(std::env::current_exe().map_err(|error| error.to_string())?);
+        command.env(VARIABLE, format!("{rank} {} {WINDOW} {bytes} {reads}", devices[rank]));
+        Ok(command)
+    })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().map_err(|_| format!("no number: {text}"))
 }
 
 /// The quickest of its algorithms.

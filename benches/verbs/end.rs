@@ -19,13 +19,18 @@ use pleach::transport::{
     RegionKey, RemoteSlice, Responder, Secret, Signal, Source, SubmitError, Submitted, Transfer, TransferId,
 };
 
+use crate::window;
+
 /// Rank, device, what to measure, bytes, how often.
 pub(crate) const VARIABLE: &str = "PLEACH_BENCH_VERBS_END";
+
+/// What is measured where the two are ranks of a group, which have no end of their own.
+pub(crate) const WINDOW: &str = "window";
 
 /// Transfers under way, as `ib_write_bw` has them.
 const DEPTH: u64 = 128;
 
-const WARMUP: u64 = 20;
+pub(crate) const WARMUP: u64 = 20;
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -75,6 +80,9 @@ fn carry_out(task: &str) -> Result<(), String> {
     let [rank, device, what, bytes, count] = words[..] else { return Err(format!("not understood: {task}")) };
     let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
     let (rank, bytes, count) = (number(rank)? as Rank, number(bytes)?, number(count)?);
+    if what == WINDOW {
+        return window::run(bytes as usize, count);
+    }
     let mut end = End::new(rank, device, bytes as usize)?;
     // All is there before the clock starts, as with the others.
     end.meet(1)?;
@@ -89,7 +97,14 @@ fn carry_out(task: &str) -> Result<(), String> {
             let mebibytes = (bytes * count) as f64 / f64::from(1 << 20);
             (mebibytes / seconds, asked, mebibytes)
         }
-        ("write" | "read", _) => {
+        ("three-reads", 0) => {
+            let before = end.device.counts();
+            let took = end.three_reads(count)?;
+            let asked = asked_of_nic(before, end.device.counts());
+            end.meet(2)?;
+            (took, asked, (count + WARMUP) as f64)
+        }
+        ("write" | "read" | "three-reads", _) => {
             end.meet(2)?;
             (0.0, [0; 4], 1.0)
         }
@@ -265,8 +280,20 @@ impl End {
             }
         }
         self.meet(2)?;
-        times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        Ok(median(times))
+    }
+
+    /// Three reads, one after the other, so often; the median of all three, in microseconds.
+    fn three_reads(&mut self, times: u64) -> Result<f64, String> {
+        let mut took = Vec::with_capacity(times as usize);
+        for turn in 0..times + WARMUP {
+            let began = now();
+            (0..3).try_for_each(|_| self.stream(true, 1))?;
+            if turn >= WARMUP {
+                took.push(now().since(began).as_secs_f64() * 1e6);
+            }
+        }
+        Ok(median(took))
     }
 
     fn throw(&mut self, bytes: Inline) -> Result<(), String> {
@@ -284,12 +311,17 @@ impl End {
         let rank = self.device.info().rank;
         let is_overwritten = match what {
             "write" => rank == 1,
-            "read" => rank == 0,
+            "read" | "three-reads" => rank == 0,
             _ => true,
         };
         let expected = pattern(if is_overwritten { self.peer } else { rank }, bytes);
         if self.region.whole().to_vec() == expected { Ok(()) } else { Err("wrong bytes".to_owned()) }
     }
+}
+
+pub(crate) fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 /// What became of a transfer; `None` where the queue is full.

@@ -1,10 +1,11 @@
 //! `cargo bench --bench verbs`: one connection of pleach beside perftest and a ping-pong by hand,
 //! on the same two RDMA devices.
 //!
-//! Four things are measured: writes and reads one after the other, as `ib_write_bw` and
+//! Five things are measured: writes and reads one after the other, as `ib_write_bw` and
 //! `ib_read_bw` do; signals of 8 bytes there and back, beside `benches/peers/verbs.c`, and
-//! `ib_write_lat` for who wants to know what polling payload would save; and all-reduces of two
-//! ranks, beside Gloo's ibverbs transport and Open MPI over UCX where these are installed.
+//! `ib_write_lat` for who wants to know what polling payload would save; reads of a window, beside
+//! three plain reads; and all-reduces of two ranks, beside Gloo's ibverbs transport and Open MPI
+//! over UCX where these are installed.
 //!
 //! **Invariant:** all take turns, round by round, and of each the best round counts: on devices
 //! made of software, times vary more between rounds than between contenders. This reports and never
@@ -19,6 +20,7 @@ mod end;
 mod page;
 #[path = "../report/mod.rs"]
 mod report;
+mod window;
 
 use contender::{Contender, Measured, Programs, Task};
 use page::Best;
@@ -116,6 +118,7 @@ fn tasks() -> Vec<Task> {
         tasks.extend([Task::Write { bytes, count }, Task::Read { bytes, count }]);
     }
     tasks.push(Task::PingPong { bytes: 8, turns: TURNS });
+    tasks.push(Task::WindowRead { bytes: 8, reads: TURNS });
     tasks.extend([8, 4 << 10, 256 << 10].map(|bytes| Task::AllReduce { bytes }));
     tasks
 }

@@ -5,14 +5,15 @@ usage: torchrun --nproc-per-node=N python/benches/torch_schemes.py [--batch B] [
 Rank r is bound to processor r modulo their number. The ways take turns, in one run and in the same
 processes: the model alone; DDP over gloo and `Synchronous`; torch's PostLocalSGDOptimizer over gloo
 and `LocalSGD(every=8)`; torchft's DiLoCo over gloo, where it is installed, and `DiLoCo(every=8)`;
-`Gossip`. A turn has 8 steps. A row has medians over the turns: the time of a step of the slowest rank,
-and what the exchange takes in it, each with its quotient to that of the peer. Where ranks exchange once
-a turn, the exchange is what the longest step takes more than the median; where they do in each step, it
-is what a step takes more than one of the model alone.
+`Gossip`. A turn has 16 steps, of which the last 8 count. A row has medians over the turns: the time of a
+step of the slowest rank, and what the exchange takes in it, each with its quotient to that of the peer.
+Where ranks exchange once in 8 steps, the exchange is the longest step less the median step; where they
+exchange in each step, it is a step less one of the model alone.
 """
 
 import argparse
 import contextlib
+import importlib.metadata
 import os
 import statistics
 import time
@@ -52,16 +53,16 @@ def outer(network):
 
 
 def steps(network, optimizer, batch):
-    """Returns the seconds of each step of a turn, of the slowest rank."""
+    """Returns the seconds of each step of a turn that counts, of the slowest rank."""
     dist.barrier()
     times = []
-    for _ in range(EVERY):
+    for _ in range(2 * EVERY):
         begin = time.perf_counter()
         network(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         times.append(time.perf_counter() - begin)
-    slowest = torch.tensor(times)
+    slowest = torch.tensor(times[EVERY:])
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.tolist()
 
@@ -108,7 +109,7 @@ def main():
     group = dist.new_group(backend="pleach")
 
     #: By way: the model, its optimizer, and the way that its times are compared with.
-    ways, blocks = {}, contextlib.ExitStack()
+    ways = {}
     alone = model(options.width)
     ways["alone"] = (alone, sgd(alone), None)
     ddp = torch.nn.parallel.DistributedDataParallel(model(options.width), gradient_as_bucket_view=True)
@@ -116,11 +117,6 @@ def main():
     local = model(options.width)
     averager = PeriodicModelAverager(period=EVERY, warmup_steps=0)
     ways["PostLocalSGD, gloo"] = (local, PostLocalSGDOptimizer(sgd(local), averager), None)
-    streamed = model(options.width)
-    diloco = sgd(streamed)
-    if torchft is not None:
-        torchft_diloco(streamed, diloco, rank, blocks)
-        ways["DiLoCo, torchft"] = (streamed, diloco, None)
     schemes = {
         "Synchronous": (pleach.torch.Synchronous, {}, "DDP, gloo"),
         "Synchronous, overlap": (pleach.torch.Synchronous, {"overlap": True}, "DDP, gloo"),
@@ -128,14 +124,19 @@ def main():
         "DiLoCo": (pleach.torch.DiLoCo, {"every": EVERY}, None if torchft is None else "DiLoCo, torchft"),
         "Gossip": (pleach.torch.Gossip, {"every": EVERY}, "PostLocalSGD, gloo"),
     }
-    for name, (kind, settings, peer) in schemes.items():
-        own = model(options.width)
-        optimizer = sgd(own)
-        blocks.enter_context(kind(own, optimizer, group=group, **settings))
-        ways[name] = (own, optimizer, peer)
     batch = torch.randn(options.batch, options.width)
-    turns = {name: [] for name in ways}
-    with blocks:
+    with contextlib.ExitStack() as blocks:
+        if torchft is not None:
+            own = model(options.width)
+            optimizer = sgd(own)
+            torchft_diloco(own, optimizer, rank, blocks)
+            ways["DiLoCo, torchft"] = (own, optimizer, None)
+        for name, (kind, settings, peer) in schemes.items():
+            own = model(options.width)
+            optimizer = sgd(own)
+            blocks.enter_context(kind(own, optimizer, group=group, **settings))
+            ways[name] = (own, optimizer, peer)
+        turns = {name: [] for name in ways}
         for turn in range(options.turns + 1):
             for name, (network, optimizer, _) in ways.items():
                 found = [1e3 * seconds for seconds in steps(network, optimizer, batch)]
@@ -149,6 +150,8 @@ def main():
         )
         if torchft is None:
             print("DiLoCo of torchft: skipped, it is not installed")
+        else:
+            print(f"torchft {importlib.metadata.version('torchft')}")
         step = {name: statistics.median(map(statistics.fmean, found)) for name, found in turns.items()}
         exchange = {
             name: step[name] - step["alone"]

@@ -1,6 +1,6 @@
-"""What a training scheme adds to `optimizer.step` of a model with 160 parameters, on one rank.
+"""What a training scheme adds to `optimizer.step` of a model of small layers, on one rank.
 
-usage: python python/benches/torch_wrapper.py [--turns T]
+usage: python python/benches/torch_wrapper.py [--turns T] [--layers L]
 
 The optimizer does nothing, and one rank exchanges nothing, so a step in a block is the wrapper alone with
 the driver in Rust. Of each scheme: the median and the least time of a step, in microseconds, with gradients that
@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 import pleach.torch
 
-LAYERS = 80
 STEPS = 200
 SCHEMES = ["sync", "local-sgd:every=1000000", "gossip:every=1000000", "ssp:staleness=1000000"]
 
@@ -47,12 +46,14 @@ def turn(model, optimizer, fresh):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=15)
-    turns = parser.parse_args().turns
+    parser.add_argument("--layers", type=int, default=80, help="each has two tensors of parameters")
+    options = parser.parse_args()
+    turns = options.turns
     torch.set_num_threads(1)
     dist.init_process_group("pleach", store=dist.HashStore(), rank=0, world_size=1)
-    print(f"torch {torch.__version__}, {2 * LAYERS} parameters, {turns} turns of {STEPS} steps, us a step")
+    print(f"torch {torch.__version__}, {2 * options.layers} tensors of parameters, {turns} turns of {STEPS} steps, us a step")
     for scheme in SCHEMES:
-        model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(LAYERS)])
+        model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(options.layers)])
         optimizer = Nothing(model.parameters())
         model(torch.ones(1, 4)).sum().backward()
         fresh = [parameter.grad.clone() for parameter in model.parameters()]

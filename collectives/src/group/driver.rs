@@ -73,8 +73,7 @@ const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 /// caller does. While the caller makes one call after the other the thread stays away twice as long
 /// each time, up to a limit. So a caller that hardly computes is hardly disturbed. A caller whose
 /// calls end just after a look is alone for the rest of one such time and for the next one, so for
-/// twice the limit at most. The thread stays away in the same way while nothing can happen before
-/// the caller's next call: it would only be woken by peers that are ready earlier.
+/// twice the limit at most.
 const AWAY_MIN: Duration = Duration::from_micros(50);
 const AWAY_MAX: Duration = Duration::from_micros(400);
 
@@ -82,6 +81,11 @@ const AWAY_MAX: Duration = Duration::from_micros(400);
 /// takes a rank's processor for some tens of them, while all other ranks wait for that rank. Where
 /// rounds open some time after a rank is ready, that time is the limit if it is shorter.
 const AWAY_FROM_ROUNDS_MAX: Duration = Duration::from_micros(3200);
+
+/// The limit while nothing can happen before the caller's next call. On the wake source of the
+/// device the thread would be woken by peers that are ready earlier. It looks from time to time all
+/// the same: an abort is to be known everywhere within 100 ms.
+const AWAY_FROM_WAITING_MAX: Duration = Duration::from_millis(25);
 
 /// If the caller is in one long call, the thread looks again after this part of its absence so far,
 /// within the same limits.
@@ -100,16 +104,15 @@ impl Absence {
         Self { begin: now, time: AWAY_MIN, max }
     }
 
-    /// It goes on after a look, since the last of which the caller has waited so often.
+    /// The absence goes on. `waits`: how often the caller has waited since the last look.
     fn go_on(&mut self, waits: u32, now: Nanos) {
-        if makes_calls(waits) {
-            return self.go_on_longer();
-        }
-        self.time = (now.since(self.begin) / AWAY_SHARE).clamp(AWAY_MIN, self.max);
+        let time = if makes_calls(waits) { self.time * 2 } else { now.since(self.begin) / AWAY_SHARE };
+        self.time = time.clamp(AWAY_MIN, self.max);
     }
 
-    fn go_on_longer(&mut self) {
-        self.time = (self.time * 2).clamp(AWAY_MIN, self.max);
+    /// One more absence, after a look at which nothing had happened.
+    fn again(self, max: Duration) -> Self {
+        Self { time: (self.time * 2).clamp(AWAY_MIN, max), max, ..self }
     }
 }
 
@@ -119,8 +122,8 @@ fn makes_calls(waits: u32) -> bool {
     waits > 1
 }
 
-/// For how long a caller goes on with the active round alone if rounds wait for all ranks: words
-/// about a round in which nobody is late only take time from the ranks of the same processor.
+/// For how long a call that waits goes on with the active round alone, and says nothing to other
+/// ranks, where rounds need no words. Words take time from the ranks of the same processor.
 const WITHOUT_WORDS: Duration = Duration::from_micros(50);
 
 /// Longest time that a finished call waits until its last signals and messages have gone out. Only
@@ -207,7 +210,7 @@ impl Served {
     /// For how long polls of a caller may cost less: see [`Served::poll_again`].
     fn polls_less_for(&self) -> Duration {
         match self {
-            Self::Rounds(rounds) if rounds.wait_for_all() => WITHOUT_WORDS,
+            Self::Rounds(rounds) if rounds.need_no_words() => WITHOUT_WORDS,
             Self::Rounds(_) | Self::Window(_) => Duration::ZERO,
         }
     }
@@ -628,22 +631,29 @@ impl Driver {
 
     /// Gives the lock to callers, and takes it again once they compute: a call that has the lock
     /// drives everything itself. Taking it between two calls would cost each of them a wake-up and
-    /// a wait. So a look never waits for the lock. Goes on with an `absence` from which the thread
-    /// has come back in vain.
+    /// a wait. So a look never waits for the lock. `absence`: the one before, if the thread has
+    /// found nothing to do since.
     fn stay_away<'a>(
         &'a self,
-        core: MutexGuard<'a, Core>,
+        mut core: MutexGuard<'a, Core>,
         absence: &mut Option<Absence>,
         has_work: &AtomicBool,
         is_over: &AtomicBool,
     ) -> MutexGuard<'a, Core> {
         self.waits.store(0, Ordering::Relaxed);
-        let max = core.served.as_ref().map_or(AWAY_MAX, Served::away_max);
+        let waits_for_caller = core.waits_for_caller();
+        let max = match &core.served {
+            _ if waits_for_caller => AWAY_FROM_WAITING_MAX,
+            Some(served) => served.away_max(),
+            None => AWAY_MAX,
+        };
         drop(core);
-        absence.iter_mut().for_each(Absence::go_on_longer);
-        let absence = absence.get_or_insert_with(|| Absence::begin(clock::now(), max));
+        let mut away = match absence.take() {
+            Some(before) if waits_for_caller => before.again(max),
+            _ => Absence::begin(clock::now(), max),
+        };
         loop {
-            thread::park_timeout(absence.time);
+            thread::park_timeout(away.time);
             if has_work.swap(false, Ordering::Acquire) || is_over.load(Ordering::Acquire) {
                 return lock(&self.core);
             }
@@ -651,9 +661,10 @@ impl Driver {
             if !makes_calls(waits)
                 && let Some(core) = self.try_lock()
             {
+                *absence = Some(away);
                 return core;
             }
-            absence.go_on(waits, clock::now());
+            away.go_on(waits, clock::now());
         }
     }
 

@@ -5,10 +5,12 @@
 //! connection to this rank, which may be in no call. The thread takes the engine only while
 //! something is under way, and steps back at once for a thread that makes a call, which drives
 //! everything itself. It stays back while that thread makes one call after the other. With nothing
-//! under way the thread is parked and costs nothing;
-//! while peers are waited for it sleeps on the device's wake source. **Invariants:** a run that was
-//! started is driven until it ends, whatever else happens, unless the thread is stopped; and the
-//! thread is stopped, and gone, before its group is.
+//! under way the thread is parked and costs nothing; while peers are waited for it sleeps on the
+//! device's wake source. Where a partial all-reduce waits for this rank's caller alone, the thread
+//! is parked and looks from time to time.
+//!
+//! **Invariants:** a run that was started is driven until it ends, whatever else happens, unless
+//! the thread is stopped; and the thread is stopped, and gone, before its group is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};

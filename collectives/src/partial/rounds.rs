@@ -383,7 +383,7 @@ impl Rounds {
     }
 
     /// The round that the caller waits for, once it has ended. The caller may read the result until
-    /// it hands over or abstains again.
+    /// it hands over, abstains or finishes.
     pub(crate) fn take_ended(&mut self) -> Option<Seen> {
         let awaited = self.awaited.filter(|_| self.kept.is_some())?;
         let ended = self.kept.take()?;
@@ -409,9 +409,10 @@ impl Rounds {
         self.wakeup
     }
 
-    /// Whether each round waits for all ranks. Such rounds end without a word if no rank is late.
-    pub(crate) fn wait_for_all(&self) -> bool {
-        self.activation.waits_for_all(self.ranks)
+    /// Whether a round is likely to end before any rank has to hear a word about it: each round
+    /// waits for all ranks, and all were in the round before.
+    pub(crate) fn need_no_words(&self) -> bool {
+        self.activation.waits_for_all(self.ranks) && !self.must_correct
     }
 
     /// Whether nothing can happen here before the caller makes a call: no round goes on, and none
@@ -423,8 +424,8 @@ impl Rounds {
         }
         self.active.is_none()
             && !self.handover.is_in_time()
-            && self.wait_for_all()
-            && self.words.own().of(self.next, self.all_present) == Readiness::Silent
+            && self.activation.waits_for_all(self.ranks)
+            && self.words.is_surely_silent(self.next)
     }
 
     /// Binds no further round; the active one goes on.

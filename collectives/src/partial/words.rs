@@ -34,6 +34,8 @@ pub(crate) struct RoundWords {
     ready: ReadyWords,
     /// The newest word of this rank.
     own: ReadyWord,
+    /// Whether it has never said anything but that it was ready.
+    was_always_ready: bool,
     /// The word that it said last, when it says the word again, and how long after that again.
     said: (ReadyWord, Nanos, Duration),
     /// How many rounds are open, and whether the last of them is the last of all.
@@ -66,6 +68,7 @@ impl RoundWords {
             ranks,
             ready: ReadyWords::new(if rank == 0 { ranks } else { 0 }),
             own: ReadyWord::default(),
+            was_always_ready: true,
             said: (ReadyWord::default(), Nanos::MAX, SAID_AGAIN_AFTER),
             open: 0,
             is_last_open: false,
@@ -107,7 +110,13 @@ impl RoundWords {
 
     /// Has a word for rank 0, about the rounds from `round` on.
     pub(crate) fn say(&mut self, round: u64, readiness: Readiness) {
+        self.was_always_ready &= readiness == Readiness::Ready;
         self.own = self.own.then(round, readiness);
+    }
+
+    /// Whether rank 0 takes this rank for silent in a round, whichever of its words it has heard.
+    pub(crate) fn is_surely_silent(&self, round: u64) -> bool {
+        self.was_always_ready && self.own.of(round, 0) == Readiness::Silent
     }
 
     /// At rank 0, what each rank says of a round; in the rounds from `all_present` on no rank is
@@ -227,6 +236,18 @@ mod tests {
         assert!(needs(Readiness::Ready, Readiness::Ready, Some(3)), "the round is not open");
         assert!(needs(Readiness::Absent, Readiness::Ready, Some(4)), "it would stay absent");
         assert!(needs(Readiness::Ready, Readiness::Absent, Some(4)), "it is absent from now on");
+    }
+
+    #[test]
+    fn a_rank_that_has_abstained_is_not_surely_silent_any_more() {
+        let mut words = RoundWords::new(1, 2);
+        assert!(words.is_surely_silent(0));
+        words.say(0, Readiness::Ready);
+        assert!(!words.is_surely_silent(0) && words.is_surely_silent(1));
+        words.say(1, Readiness::Absent);
+        words.say(2, Readiness::Silent);
+        words.say(2, Readiness::Ready);
+        assert!(!words.is_surely_silent(3), "rank 0 may take it for absent still");
     }
 
     #[test]

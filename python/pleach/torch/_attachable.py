@@ -48,22 +48,25 @@ def parameters_of(model: Any, optimizer: Any) -> list[tuple[str, Any]]:
 
 
 def divided(named: list[tuple[str, Any]], modules: list[torch.nn.Module]) -> list[list[tuple[str, Any]]]:
-    """The parameters by the modules that have them: each by one, and each module has some."""
-    rest = {id(parameter): (name, parameter) for name, parameter in named}
-    parts, names = [], {identity: name for identity, (name, _) in rest.items()}
+    """The parameters of each module. Each parameter is in one module, and each module has at least one."""
+    names = {id(parameter): name for name, parameter in named}
+    rest, parts = dict(names), []
     for number, module in enumerate(modules):
         own = [parameter for parameter in module.parameters() if id(parameter) in names]
         if not own:
-            raise PleachSchemeError(f"fragments[{number}] has no trained parameter; leave it away")
+            raise PleachSchemeError(f"fragments[{number}] has no trained parameter; leave it out")
         for parameter in own:
-            if id(parameter) not in rest:
+            if rest.pop(id(parameter), None) is None:
                 raise PleachSchemeError(
-                    f"parameter {names[id(parameter)]} of fragments[{number}] is in a fragment before it; give modules "
-                    "that share none"
+                    f"parameter {names[id(parameter)]} of fragments[{number}] is in a fragment before it; put modules "
+                    "that share a parameter into one torch.nn.ModuleList"
                 )
-        parts.append([rest.pop(id(parameter)) for parameter in own])
-    for name, _ in rest.values():
-        raise PleachSchemeError(f"parameter {name} is in no fragment; give modules that have all trained parameters")
+        parts.append([(names[id(parameter)], parameter) for parameter in own])
+    for name in rest.values():
+        raise PleachSchemeError(
+            f"parameter {name} is in no fragment; add its module, or torch.nn.ParameterList([...]) of parameters of "
+            "the model itself"
+        )
     return parts
 
 

@@ -96,8 +96,8 @@ class Scheme:
         self._model = model
         self._optimizer = optimizer
         self._named = parameters_of(model, optimizer)
-        #: By layer: the number of its parameters.
-        self._layers = [parameter.numel() for _, parameter in self._named]
+        #: By layer of the driver in Rust: the parameters that it has, by name.
+        self._layers = [[name] for name, _ in self._named]
         self._averages_buffers = _one_of("buffers", buffers, ("average", "local")) == "average"
         self._optimizer_state = _one_of("optimizer_state", optimizer_state, ("keep", "reset", "average"))
         self._refuse_contradictions()
@@ -124,7 +124,7 @@ class Scheme:
     def _divide(self, parts: list[list[tuple[str, Any]]]) -> None:
         """Makes layers of these parts of the parameters, which are in their order from now on."""
         self._named = [named for part in parts for named in part]
-        self._layers = [sum(parameter.numel() for _, parameter in part) for part in parts]
+        self._layers = [[name for name, _ in part] for part in parts]
 
     def _refuse_contradictions(self) -> None:
         name, text = self._facts["name"], self._facts["text"]
@@ -147,6 +147,11 @@ class Scheme:
         if self._optimizer_state == "reset" and name in ("ssp", "bsp", "dssp", "bap", "asp"):
             raise PleachSchemeError(
                 f"optimizer_state='reset' with {text}: a rank takes new copies whenever it needs them; take 'keep'"
+            )
+        if self._optimizer_state != "keep" and name == "diloco" and _value_of(text, "fragments") is not None:
+            raise PleachSchemeError(
+                f"optimizer_state={self._optimizer_state!r} with {text}: each fragment has its own exchange, and the "
+                "state is of all; take 'keep'"
             )
         if self._optimizer_state == "reset" and name == "eager":
             raise PleachSchemeError(
@@ -208,7 +213,9 @@ class Scheme:
         assert self._group is not None
         if self._buckets is not None:
             self._buckets.remove()
-        self._trainer = _native.Trainer(self._group, text, self._layers, model=self._hash())
+        lengths = {name: parameter.numel() for name, parameter in self._named}
+        layers = [sum(lengths[name] for name in layer) for layer in self._layers]
+        self._trainer = _native.Trainer(self._group, text, layers, model=self._hash())
         self._vector = ParameterVector(self._named, *self._trainer.memory())
         self._vector.move_in()
         if state is not None:
@@ -480,6 +487,7 @@ class Scheme:
         # Tensors may be in a file that is loaded with weights_only.
         state["rank"] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         state["place"] = [self._group.rank, self._group.world_size]
+        state["layers"] = self._layers
         return state
 
     def _has_state_of_rank(self) -> bool:
@@ -491,8 +499,8 @@ class Scheme:
         optimizer load their own before. A state of one rank is for that rank, of as many ranks, and its parameters
         take the place of the model's.
 
-        Raises PleachSchemeError for the state of another scheme, rank or number of ranks, for one that was changed,
-        and after the first step.
+        Raises PleachSchemeError for the state of another scheme, model, rank or number of ranks, for one that was
+        changed, and after the first step.
         """
         self._vector_of_block()
         if state.get("scheme") != self._facts["text"] or (state.get("outer") is None) != (self._outer is None):
@@ -523,6 +531,10 @@ class Scheme:
             saved = "of rank {} of {}".format(*place) if len(place) == 2 else "of no rank"
             raise PleachSchemeError(
                 f"the state is {saved}, and this is rank {own[0]} of {own[1]}; each rank loads its own, of as many ranks"
+            )
+        if state.get("layers") != self._layers:
+            raise PleachSchemeError(
+                "the state has other parameters, or in other fragments; attach the same model with the same fragments"
             )
         self._vector.move_out()
         with translating():

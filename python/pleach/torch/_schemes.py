@@ -64,10 +64,12 @@ class DiLoCo(Scheme):
 
     outer_lr, outer_momentum: of the built-in outer optimizer, SGD with Nesterov momentum; 0.7 and 0.9. outer_optimizer:
     another one in its place, made of the model's parameters; each rank makes its step on the same numbers. fragments:
-    the number of equal parts of the parameters that are exchanged in turn, or a list of modules, each of which is a part;
-    together they have all trained parameters. A part is exchanged ``delay`` steps before its outer step, after which a
-    rank keeps the share ``mix`` of its own parameters (streaming DiLoCo). compress: how changes travel, "none", "bf16" or
-    "f8". These four are of the built-in outer optimizer. The other arguments are those of :func:`attach`.
+    the number of equal parts of the parameters that are exchanged in turn, or a list of modules, each of which is a part.
+    Together they have all trained parameters, each once; torch.nn.ModuleList and ParameterList make one part of several.
+    A part is exchanged ``delay`` steps before its outer step, after which a rank keeps the share ``mix`` of its own
+    parameters (streaming DiLoCo). compress: how changes travel, "none", "bf16" or "f8". fragments, delay, mix and
+    compress are of the built-in outer optimizer. The other arguments are those of :func:`attach`; buffers are averaged
+    with each part.
     """
 
     def __init__(
@@ -91,6 +93,11 @@ class DiLoCo(Scheme):
         if bool(modules) == (type(fragments) is int) or not all(isinstance(one, torch.nn.Module) for one in modules):
             raise PleachSchemeError(
                 f"fragments is {type(fragments).__name__}; give the number of parts, as fragments=2, or a list of modules"
+            )
+        if len(modules) > every:
+            raise PleachSchemeError(
+                f"{len(modules)} fragments, and a fragment is exchanged once in every={every} steps; give fewer, or a "
+                "larger every"
             )
         # The driver in Rust is told of a layer for each module.
         streams = {"fragments": "layers" if modules else fragments, "delay": delay, "mix": mix, "compress": compress}

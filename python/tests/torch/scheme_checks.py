@@ -301,6 +301,27 @@ class Checks:
             train(model, optimizer, batches(self.rank, 3))
             assert "has made 3 steps" in str(refused(pt.PleachSchemeError, scheme.state_dict))
 
+    def check_a_state_with_modules_as_fragments_is_for_the_same_modules(self):
+        def attached(seed, first, second):
+            model = model_of(seed)
+            optimizer = sgd(model, lr=0.002)
+            return model, optimizer, pt.DiLoCo(model, optimizer, every=4, fragments=[model[first], model[second]], delay=1)
+
+        whole = list(batches(self.rank, 20))
+        expected, optimizer, scheme = attached(1, 1, 0)
+        with scheme:
+            train(expected, optimizer, whole[:11])
+            saved = copy.deepcopy(scheme.state_dict())
+            train(expected, optimizer, whole[11:])
+        model, optimizer, scheme = attached(2, 0, 1)
+        with scheme:
+            assert "same fragments" in str(refused(pt.PleachSchemeError, lambda: scheme.load_state_dict(saved)))
+        model, optimizer, scheme = attached(2, 1, 0)
+        with scheme:
+            scheme.load_state_dict(saved)
+            train(model, optimizer, whole[11:])
+        assert torch.equal(flat(model), flat(expected))
+
     def check_each_scheme_that_keeps_a_state_goes_on_from_it(self):
         #: By which a training that goes on ends with the bits of one that was never left.
         repeated = {
@@ -377,7 +398,9 @@ class Checks:
         expect("parameter 1.weight is in no fragment", lambda: pt.DiLoCo(model, optimizer, fragments=[model[0]]))
         expect("parameter 0.weight of fragments[1]", lambda: pt.DiLoCo(model, optimizer, fragments=[model[0], model]))
         expect("no trained parameter", lambda: pt.DiLoCo(model, optimizer, fragments=[model, torch.nn.ReLU()]))
-        expect("at most 1 fragments", lambda: pt.DiLoCo(model, optimizer, every=1, fragments=[model[0], model[1]]).__enter__())
+        expect("give fewer", lambda: pt.DiLoCo(model, optimizer, every=1, fragments=[model[0], model[1]]))
+        expect("at most 4 fragments", lambda: pt.DiLoCo(model, optimizer, every=4, fragments=5))
+        expect("take 'keep'", lambda: pt.DiLoCo(model, optimizer, fragments=2, optimizer_state="reset"))
         expect("pleach train --scheme hybrid", lambda: pt.attach("hybrid", model, optimizer))
         expect("with direction=pull", lambda: pt.Gossip(model, optimizer, direction="push", reads="torn"))
         expect("give distance at least 3", lambda: pt.BoundedVersions(model, optimizer, distance=1))

@@ -672,7 +672,11 @@ impl Scheme {
                 }
                 if self.is_streaming() {
                     let pieces = fragments.pieces(layout);
-                    if pieces.len() as u64 > every || delay >= every {
+                    let count = match fragments {
+                        Fragments::Parts(count) => u64::from(count),
+                        Fragments::Layers => pieces.len() as u64,
+                    };
+                    if count > every || delay >= every {
                         return Err(Refusal::Streaming { scheme: self.to_string(), every });
                     }
                     let streams = Streams { every, delay, mix };

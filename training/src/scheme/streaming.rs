@@ -1,4 +1,4 @@
-//! Streaming DiLoCo (Douillard et al. 2025): parameters are cut in fragments, which are exchanged
+//! Streaming DiLoCo (Douillard et al. 2025): parameters are cut into fragments, which are exchanged
 //! in turn, and the result of an exchange is applied some steps after it has begun. Fragments are
 //! equal parts, or the layers of the layout.
 //!
@@ -26,12 +26,13 @@ use crate::layout::Layout;
 use crate::policy::{Action, Actions, Event, OperationId, OperationIds, Policy, Update, Vector};
 use crate::state::State;
 
-/// How [`Scheme::Diloco`](super::Scheme::Diloco) cuts the parameters in fragments.
+/// How [`Scheme::Diloco`](super::Scheme::Diloco) cuts the parameters into fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragments {
-    /// In so many parts, at least 1. All but the last have the same length.
+    /// Into so many parts, at least 1, of the same length. The last one may be shorter, and those
+    /// behind the parameters are left out.
     Parts(u32),
-    /// In the layers of the layout.
+    /// Into the layers of the layout.
     Layers,
 }
 
@@ -95,7 +96,7 @@ pub(crate) struct Streaming {
 }
 
 impl Streaming {
-    /// Of these fragments, which are all parameters in order, and at most `every`.
+    /// There are at most `every` fragments. Together they are all parameters, in order.
     pub(crate) fn new(
         pieces: Vec<Range<usize>>,
         streams: Streams,

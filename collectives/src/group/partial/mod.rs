@@ -5,7 +5,8 @@
 //! **Invariant:** the caller's thread touches a contribution or a result only while the rounds do
 //! not: a contribution from the moment at which [`Rounds::free_contribution`] names it until it is
 //! handed over (a failed group holds none), and a result while [`Partial`] is borrowed by the
-//! [`Round`] that shows it.
+//! [`Round`] that shows it. Methods that touch contributions are called by those that borrow the
+//! [`RawPartial`] mutably.
 //!
 //! [`Rounds::free_contribution`]: crate::partial::Rounds::free_contribution
 #![allow(unsafe_code)]
@@ -184,6 +185,8 @@ impl RawPartial {
         let mut core = self.group.shared.driver.lock();
         core.expect_rounds().abstain();
         let (ended, awaited, _) = self.await_round(core)?;
+        // Rounds go on without this rank from now on.
+        self.group.shared.wake_progress();
         self.round(ended, awaited)
     }
 
@@ -212,6 +215,8 @@ impl RawPartial {
     pub fn step_aside(&mut self) -> Result<(), PartialError> {
         self.expect_going()?;
         self.group.shared.driver.lock().expect_rounds().step_aside();
+        // Others may wait for the word.
+        self.group.shared.wake_progress();
         Ok(())
     }
 
@@ -223,6 +228,7 @@ impl RawPartial {
     pub fn come_back(&mut self) -> Result<(), PartialError> {
         self.expect_going()?;
         self.group.shared.driver.lock().expect_rounds().come_back();
+        self.group.shared.wake_progress();
         Ok(())
     }
 
