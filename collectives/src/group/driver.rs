@@ -87,30 +87,30 @@ const AWAY_FROM_ROUNDS_MAX: Duration = Duration::from_micros(3200);
 /// the same: an abort is to be known everywhere within 100 ms.
 const AWAY_FROM_WAITING_MAX: Duration = Duration::from_millis(25);
 
-/// If the caller is in one long call, the thread looks again after this part of its absence so far,
-/// within the same limits.
+/// If the caller is in one long call, the thread looks again after this part of its time away so
+/// far, within the same limits.
 const AWAY_SHARE: u32 = 8;
 
-/// The absence of the background thread from a caller; see [`Driver::stay_away`].
-struct Absence {
+/// The time for which the background thread is away from a caller; see [`Driver::stay_away`].
+struct TimeAway {
     begin: Nanos,
     /// Until the next look.
     time: Duration,
     max: Duration,
 }
 
-impl Absence {
+impl TimeAway {
     fn begin(now: Nanos, max: Duration) -> Self {
         Self { begin: now, time: AWAY_MIN, max }
     }
 
-    /// The absence goes on. `waits`: how often the caller has waited since the last look.
+    /// The thread stays away. `waits`: how often the caller has waited since the last look.
     fn go_on(&mut self, waits: u32, now: Nanos) {
         let time = if makes_calls(waits) { self.time * 2 } else { now.since(self.begin) / AWAY_SHARE };
         self.time = time.clamp(AWAY_MIN, self.max);
     }
 
-    /// One more absence, after a look at which nothing had happened.
+    /// The thread goes away again, after a look at which nothing had happened.
     fn again(self, max: Duration) -> Self {
         Self { time: (self.time * 2).clamp(AWAY_MIN, max), max, ..self }
     }
@@ -227,7 +227,7 @@ impl Served {
 pub(super) struct Driver {
     core: Mutex<Core>,
     /// Waits of callers since the background thread looked last. Relaxed: counted with the lock
-    /// held, and taken without it. A count that comes back makes one absence longer, no more.
+    /// held, and taken without it. A count that comes back makes one time away longer, no more.
     waits: AtomicU32,
     /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders
     /// everything else.
@@ -597,7 +597,7 @@ impl Driver {
         let mut core = lock(&self.core);
         let mut now = clock::now();
         let mut idle_since = now;
-        let mut absence = None;
+        let mut time_away = None;
         while !is_over.load(Ordering::Acquire) {
             let moved = core.poll(now);
             let serves = core.served.as_ref().is_some_and(Served::is_under_way);
@@ -612,11 +612,11 @@ impl Driver {
                 idle_since = now;
             }
             if self.waiting.load(Ordering::Relaxed) > 0 || core.waits_for_caller() {
-                core = self.stay_away(core, &mut absence, has_work, is_over);
+                core = self.stay_away(core, &mut time_away, has_work, is_over);
                 now = clock::now();
                 continue;
             }
-            absence = None;
+            time_away = None;
             if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
                 std::thread::yield_now();
             } else {
@@ -631,12 +631,12 @@ impl Driver {
 
     /// Gives the lock to callers, and takes it again once they compute: a call that has the lock
     /// drives everything itself. Taking it between two calls would cost each of them a wake-up and
-    /// a wait. So a look never waits for the lock. `absence`: the one before, if the thread has
+    /// a wait. So a look never waits for the lock. `before`: the last time away, if the thread has
     /// found nothing to do since.
     fn stay_away<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
-        absence: &mut Option<Absence>,
+        before: &mut Option<TimeAway>,
         has_work: &AtomicBool,
         is_over: &AtomicBool,
     ) -> MutexGuard<'a, Core> {
@@ -648,9 +648,9 @@ impl Driver {
             None => AWAY_MAX,
         };
         drop(core);
-        let mut away = match absence.take() {
+        let mut away = match before.take() {
             Some(before) if waits_for_caller => before.again(max),
-            _ => Absence::begin(clock::now(), max),
+            _ => TimeAway::begin(clock::now(), max),
         };
         loop {
             thread::park_timeout(away.time);
@@ -661,7 +661,7 @@ impl Driver {
             if !makes_calls(waits)
                 && let Some(core) = self.try_lock()
             {
-                *absence = Some(away);
+                *before = Some(away);
                 return core;
             }
             away.go_on(waits, clock::now());
@@ -831,11 +831,11 @@ mod tests {
 
     #[test]
     fn the_background_thread_stays_away_longer_while_its_caller_makes_one_call_after_the_other() {
-        let mut absence = Absence::begin(Nanos::ZERO, AWAY_MAX);
-        let mut times = vec![absence.time];
+        let mut away = TimeAway::begin(Nanos::ZERO, AWAY_MAX);
+        let mut times = vec![away.time];
         for waits in [2, 3, 1000, 2, u32::MAX] {
-            absence.go_on(waits, Nanos::ZERO);
-            times.push(absence.time);
+            away.go_on(waits, Nanos::ZERO);
+            times.push(away.time);
         }
         assert!(times.is_sorted_by(|one, next| *next == (*one * 2).min(AWAY_MAX)), "{times:?}");
         assert_eq!((times[0], times[times.len() - 1]), (AWAY_MIN, AWAY_MAX));
@@ -844,12 +844,12 @@ mod tests {
 
     #[test]
     fn the_background_thread_is_back_soon_after_one_call_however_long() {
-        let mut absence = Absence::begin(Nanos::ZERO, AWAY_FROM_ROUNDS_MAX);
+        let mut away = TimeAway::begin(Nanos::ZERO, AWAY_FROM_ROUNDS_MAX);
         for (waits, after_us, time_us) in
             [(1, 100, 50), (0, 4_000, 500), (0, 8_000, 1_000), (0, 90_000, 3_200)]
         {
-            absence.go_on(waits, Nanos(after_us * 1000));
-            assert_eq!(absence.time, Duration::from_micros(time_us), "after {after_us} us");
+            away.go_on(waits, Nanos(after_us * 1000));
+            assert_eq!(away.time, Duration::from_micros(time_us), "after {after_us} us");
         }
     }
 
