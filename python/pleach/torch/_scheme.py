@@ -96,8 +96,8 @@ class Scheme:
         self._model = model
         self._optimizer = optimizer
         self._named = parameters_of(model, optimizer)
-        #: By layer of the driver in Rust: the parameters that it has, by name.
-        self._layers = [[name] for name, _ in self._named]
+        #: The same by layer of the driver in Rust.
+        self._layers = [[named] for named in self._named]
         self._averages_buffers = _one_of("buffers", buffers, ("average", "local")) == "average"
         self._optimizer_state = _one_of("optimizer_state", optimizer_state, ("keep", "reset", "average"))
         self._refuse_contradictions()
@@ -121,10 +121,13 @@ class Scheme:
         self._own_step: Any = None
         self._step_before: Any = None
 
-    def _divide(self, parts: list[list[tuple[str, Any]]]) -> None:
-        """Makes layers of these parts of the parameters, which are in their order from now on."""
-        self._named = [named for part in parts for named in part]
-        self._layers = [[name for name, _ in part] for part in parts]
+    def _divide(self, layers: list[list[tuple[str, Any]]]) -> None:
+        """Has these layers, which have all parameters. The parameters are in this order from now on."""
+        self._named = [named for layer in layers for named in layer]
+        self._layers = layers
+
+    def _names_of_layers(self) -> list[list[str]]:
+        return [[name for name, _ in layer] for layer in self._layers]
 
     def _refuse_contradictions(self) -> None:
         name, text = self._facts["name"], self._facts["text"]
@@ -213,8 +216,7 @@ class Scheme:
         assert self._group is not None
         if self._buckets is not None:
             self._buckets.remove()
-        lengths = {name: parameter.numel() for name, parameter in self._named}
-        layers = [sum(lengths[name] for name in layer) for layer in self._layers]
+        layers = [sum(parameter.numel() for _, parameter in layer) for layer in self._layers]
         self._trainer = _native.Trainer(self._group, text, layers, model=self._hash())
         self._vector = ParameterVector(self._named, *self._trainer.memory())
         self._vector.move_in()
@@ -487,7 +489,7 @@ class Scheme:
         # Tensors may be in a file that is loaded with weights_only.
         state["rank"] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         state["place"] = [self._group.rank, self._group.world_size]
-        state["layers"] = self._layers
+        state["layers"] = self._names_of_layers()
         return state
 
     def _has_state_of_rank(self) -> bool:
@@ -532,7 +534,7 @@ class Scheme:
             raise PleachSchemeError(
                 f"the state is {saved}, and this is rank {own[0]} of {own[1]}; each rank loads its own, of as many ranks"
             )
-        if state.get("layers") != self._layers:
+        if state.get("layers") != self._names_of_layers():
             raise PleachSchemeError(
                 "the state has other parameters, or in other fragments; attach the same model with the same fragments"
             )

@@ -87,10 +87,10 @@ class DiLoCo(Scheme):
         compress: str = "none",
         **options: Any,
     ) -> None:
-        modules: list[torch.nn.Module] = []
-        if isinstance(fragments, (list, tuple, torch.nn.ModuleList)):
-            modules = list(fragments)
-        if bool(modules) == (type(fragments) is int) or not all(isinstance(one, torch.nn.Module) for one in modules):
+        modules = list(fragments) if isinstance(fragments, (list, tuple, torch.nn.ModuleList)) else []
+        is_number = isinstance(fragments, int) and not isinstance(fragments, bool)
+        are_modules = bool(modules) and all(isinstance(module, torch.nn.Module) for module in modules)
+        if not is_number and not are_modules:
             raise PleachSchemeError(
                 f"fragments is {type(fragments).__name__}; give the number of parts, as fragments=2, or a list of modules"
             )

@@ -671,16 +671,11 @@ impl Scheme {
                     vectors.push(Vector::Fetched);
                 }
                 if self.is_streaming() {
-                    let pieces = fragments.pieces(layout);
-                    let count = match fragments {
-                        Fragments::Parts(count) => u64::from(count),
-                        Fragments::Layers => pieces.len() as u64,
-                    };
-                    if count > every || delay >= every {
+                    if fragments.count(layout) > every || delay >= every {
                         return Err(Refusal::Streaming { scheme: self.to_string(), every });
                     }
-                    let streams = Streams { every, delay, mix };
-                    Box::new(Streaming::new(pieces, streams, outer, compression))
+                    let streams = Streams { every, fragments, delay, mix };
+                    Box::new(Streaming::new(layout, streams, outer, compression))
                 } else {
                     Box::new(Periodic::new(parameters, every, 0, Some(outer), compression))
                 }

@@ -37,23 +37,31 @@ pub enum Fragments {
 }
 
 impl Fragments {
-    /// The fragments of these parameters, of which none is empty.
-    pub(crate) fn pieces(self, layout: &Layout) -> Vec<Range<usize>> {
-        let parameters = layout.parameters();
-        let mut end = 0;
+    /// The number of fragments. Of more parts than there are parameters some are empty.
+    pub(crate) fn count(self, layout: &Layout) -> u64 {
+        match self {
+            Self::Parts(count) => u64::from(count.max(1)),
+            Self::Layers => layout.layers().iter().filter(|layer| **layer > 0).count() as u64,
+        }
+    }
+
+    /// The fragments that are not empty: all parameters, in order.
+    fn pieces(self, layout: &Layout) -> Vec<Range<usize>> {
+        let (parameters, mut end) = (layout.parameters(), 0);
         let mut next = |length: usize| {
             let begin = end;
             end = parameters.min(begin + length);
             begin..end
         };
-        let pieces: Vec<Range<usize>> = match self {
+        match self {
             Self::Parts(count) => {
-                let longest = parameters.div_ceil(count.max(1) as usize);
-                (0..count.max(1)).map(|_| next(longest)).collect()
+                let longest = parameters.div_ceil(count.max(1) as usize).max(1);
+                (0..parameters).step_by(longest).map(|_| next(longest)).collect()
             }
-            Self::Layers => layout.layers().iter().map(|layer| next(*layer)).collect(),
-        };
-        pieces.into_iter().filter(|piece| !piece.is_empty()).collect()
+            Self::Layers => {
+                layout.layers().iter().filter(|layer| **layer > 0).map(|layer| next(*layer)).collect()
+            }
+        }
     }
 }
 
@@ -61,6 +69,7 @@ impl Fragments {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Streams {
     pub(crate) every: u64,
+    pub(crate) fragments: Fragments,
     pub(crate) delay: u64,
     pub(crate) mix: f32,
 }
@@ -96,15 +105,8 @@ pub(crate) struct Streaming {
 }
 
 impl Streaming {
-    /// There are at most `every` fragments. Together they are all parameters, in order.
-    pub(crate) fn new(
-        pieces: Vec<Range<usize>>,
-        streams: Streams,
-        outer: Outer,
-        compression: Compression,
-    ) -> Self {
-        let (count, every) = (pieces.len().max(1) as u128, u128::from(streams.every));
-        let whole = 0..pieces.last().map_or(0, |last| last.end);
+    pub(crate) fn new(layout: &Layout, streams: Streams, outer: Outer, compression: Compression) -> Self {
+        let (count, every) = (u128::from(streams.fragments.count(layout)), u128::from(streams.every));
         let fragment = |(number, piece): (u128, Range<usize>)| {
             let phase = ((number * every / count) % every) as u64;
             Fragment { piece, phase, travels: None, applied_after: None }
@@ -113,8 +115,8 @@ impl Streaming {
             streams,
             outer,
             compression,
-            whole,
-            fragments: (1..).zip(pieces).map(fragment).collect(),
+            whole: 0..layout.parameters(),
+            fragments: (1..).zip(streams.fragments.pieces(layout)).map(fragment).collect(),
             next_step: 0,
             has_exchanged: true,
             ids: OperationIds::default(),
@@ -287,15 +289,15 @@ impl Policy for Streaming {
 mod tests {
     use super::*;
 
-    /// The fragments of ten parameters in three layers.
-    fn pieces(fragments: Fragments) -> Vec<Range<usize>> {
-        fragments.pieces(&Layout::of(&[3, 1, 0, 6]))
+    /// Ten parameters.
+    fn layout() -> Layout {
+        Layout::of(&[3, 1, 0, 6])
     }
 
     /// The fragments whose averages begin after each step, and those that are applied.
-    fn exchanges(fragments: Fragments, streams: Streams, steps: u64) -> Vec<(u64, usize, bool)> {
+    fn exchanges(streams: Streams, steps: u64) -> Vec<(u64, usize, bool)> {
         let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
-        let mut policy = Streaming::new(pieces(fragments), streams, outer, Compression::None);
+        let mut policy = Streaming::new(&layout(), streams, outer, Compression::None);
         let (mut actions, mut seen) = (Actions::default(), Vec::new());
         policy.on(Event::Start, Nanos::ZERO, &mut actions);
         actions.drain().for_each(drop);
@@ -322,7 +324,7 @@ mod tests {
 
     #[test]
     fn each_fragment_is_exchanged_once_in_a_period_and_applied_after_the_delay() {
-        let streams = Streams { every: 6, delay: 1, mix: 0.0 };
+        let streams = Streams { every: 6, fragments: Fragments::Parts(3), delay: 1, mix: 0.0 };
         let begun_and_applied = [
             (2, 0, false),
             (3, 0, true),
@@ -333,21 +335,20 @@ mod tests {
             (8, 0, false),
             (9, 0, true),
         ];
-        assert_eq!(exchanges(Fragments::Parts(3), streams, 9), begun_and_applied);
-        let at_once = Streams { every: 4, delay: 0, mix: 0.0 };
-        let whole = Fragments::Parts(1);
-        assert_eq!(exchanges(whole, at_once, 8), [(4, 0, false), (4, 0, true), (8, 0, false), (8, 0, true)]);
+        assert_eq!(exchanges(streams, 9), begun_and_applied);
+        let at_once = Streams { every: 4, fragments: Fragments::Parts(1), delay: 0, mix: 0.0 };
+        assert_eq!(exchanges(at_once, 8), [(4, 0, false), (4, 0, true), (8, 0, false), (8, 0, true)]);
     }
 
     #[test]
     fn who_joins_begins_the_exchanges_that_are_under_way_and_no_others() {
         // Exchanges begin after 2, 4, 6, 8 … steps, and end 3 steps later.
-        let streams = Streams { every: 6, delay: 3, mix: 0.0 };
+        let streams = Streams { every: 6, fragments: Fragments::Parts(3), delay: 3, mix: 0.0 };
         let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
         for (step, committed, begun) in
             [(5, 1, &[4][..]), (7, 2, &[8]), (8, 2, &[8, 0]), (8, 4, &[]), (9, 3, &[0])]
         {
-            let mut policy = Streaming::new(pieces(Fragments::Parts(3)), streams, outer, Compression::None);
+            let mut policy = Streaming::new(&layout(), streams, outer, Compression::None);
             let mut actions = Actions::default();
             policy.on(Event::Membership { ranks: 2, step, committed }, Nanos::ZERO, &mut actions);
             let averages = |action| match action {
@@ -362,9 +363,17 @@ mod tests {
     }
 
     #[test]
+    fn a_fragment_of_which_there_is_nothing_is_left_out() {
+        let streams = Streams { every: 20, fragments: Fragments::Parts(20), delay: 0, mix: 0.0 };
+        let begun = exchanges(streams, 20).into_iter().filter(|(.., applied)| !applied).count();
+        assert_eq!(begun, 10);
+    }
+
+    #[test]
     fn fragments_hold_each_parameter_once_and_none_is_empty() {
+        let pieces = |fragments: Fragments| fragments.pieces(&layout());
         assert_eq!(pieces(Fragments::Parts(3)), [0..4, 4..8, 8..10]);
-        assert_eq!(pieces(Fragments::Parts(20)).len(), 10);
+        assert_eq!(pieces(Fragments::Parts(u32::MAX)).len(), 10);
         assert_eq!(pieces(Fragments::Layers), [0..3, 3..4, 4..10]);
     }
 }

@@ -440,6 +440,20 @@ mod tests {
     }
 
     #[test]
+    fn fragments_are_the_layers_or_a_number_of_parts() {
+        for (text, expected) in
+            [("diloco:fragments=layers", Fragments::Layers), ("diloco:fragments=2", Fragments::Parts(2))]
+        {
+            let scheme: Scheme = text.parse().expect("a scheme");
+            assert!(
+                matches!(scheme, Scheme::Diloco { fragments, .. } if fragments == expected),
+                "{scheme:?}"
+            );
+            assert_eq!(scheme.to_string(), text);
+        }
+    }
+
+    #[test]
     fn what_is_left_out_has_its_usual_value_and_the_text_leaves_it_out_again() {
         for (text, scheme) in [
             ("sync", sync(1 << 20, OrderRule::Planned, Compression::None)),
@@ -518,12 +532,12 @@ mod tests {
                 },
             ),
             (
-                "diloco:outer-lr=1,outer-momentum=0,fragments=layers",
+                "diloco:outer-lr=1,outer-momentum=0",
                 Scheme::Diloco {
                     every: 50,
                     outer_learning_rate: 1.0,
                     outer_momentum: 0.0,
-                    fragments: Fragments::Layers,
+                    fragments: Fragments::Parts(1),
                     delay: 0,
                     mix: 0.0,
                     compression: Compression::None,

@@ -117,7 +117,9 @@ fn fragments_send_as_much_at_other_times_and_a_delay_hides_the_exchange() {
     assert_eq!(timed("diloco:every=6"), millis(24 * 10 + 4 * 3));
     // The last of the four is under way at the end, and one more follows.
     assert_eq!(timed("diloco:every=6,delay=1"), millis(24 * 10 + 2 * 3));
-    for text in ["diloco:every=4,fragments=5", "diloco:every=4,delay=4"] {
+    for text in
+        ["diloco:every=4,fragments=5", "diloco:every=4,fragments=4000000000", "diloco:every=4,delay=4"]
+    {
         let refused = scheme(text).plan(&Linear.layout(), 0, 4).err().expect("does not fit").to_string();
         assert!(refused.contains("at most 4"), "{refused}");
     }
