@@ -180,7 +180,8 @@ impl Contender {
             (Self::Pleach, Task::WindowRead { bytes, reads }) => {
                 Ok(window_reads(*bytes, *reads, devices)?.into())
             }
-            (Self::Pleach | Self::ThreeReads, _) => ends(task, devices),
+            (Self::Pleach, _) => ends(task, devices),
+            (Self::ThreeReads, _) => Ok(ends(task, devices)?.value.into()),
             (Self::Perftest, _) => Ok(perftest(task, devices, gid_index)?.into()),
             (Self::ByHand, Task::PingPong { bytes, turns }) => {
                 let program = programs.by_hand.as_ref().map_err(Clone::clone)?;
@@ -320,23 +321,20 @@ fn meeting() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Two ranks that carry a command out; what rank 0 prints. `command` makes it for a rank.
-fn ranks(
-    devices: &[String; 2],
-    command: impl Fn(usize) -> Result<Command, String>,
-) -> Result<Output, String> {
+/// Two ranks of a group, and what rank 0 prints. `command` makes the command of a rank.
+fn ranks(devices: &[String; 2], command: impl Fn(usize) -> Command) -> Result<Output, String> {
     let folder = meeting()?;
     let start = |rank: usize| {
-        let mut command = command(rank)?;
+        let mut command = command(rank);
         command
             .env("PLEACH_RANK", rank.to_string())
             .env("PLEACH_WORLD_SIZE", "2")
             .env("PLEACH_RENDEZVOUS", format!("file://{}", folder.display()))
             .env("PLEACH_HOST", format!("host-{rank}"))
             .env("PLEACH_VERBS_DEVICE", &devices[rank]);
-        Ok::<_, String>(command)
+        command
     };
-    let output = start(1).and_then(|server| pair(server, start(0)?));
+    let output = pair(start(1), start(0));
     let _ = fs::remove_dir_all(&folder);
     output
 }
@@ -346,15 +344,16 @@ fn all_reduce_of_pleach(bytes: u64, devices: &[String; 2]) -> Result<f64, String
         let mut command = limited(env!("CARGO_BIN_EXE_pleach"));
         command.args(["bench", "all-reduce", "--fabric", "verbs", "--reuse", "--json", "--time", "1000"]);
         command.args(["--sizes", &bytes.to_string()]);
-        Ok(command)
+        command
     })?)
 }
 
 fn window_reads(bytes: u64, reads: u64, devices: &[String; 2]) -> Result<f64, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = ranks(devices, |rank| {
-        let mut command = limited(std::env::current_exe().map_err(|error| error.to_string())?);
+        let mut command = limited(&own);
         command.env(VARIABLE, format!("{rank} {} {WINDOW} {bytes} {reads}", devices[rank]));
-        Ok(command)
+        command
     })?;
     let text = String::from_utf8_lossy(&output.stdout);
     text.trim().parse().map_err(|_| format!("no number: {text}"))

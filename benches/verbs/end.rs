@@ -19,6 +19,7 @@ use pleach::transport::{
     RegionKey, RemoteSlice, Responder, Secret, Signal, Source, SubmitError, Submitted, Transfer, TransferId,
 };
 
+use crate::report::median;
 use crate::window;
 
 /// Rank, device, what to measure, bytes, how often.
@@ -98,11 +99,9 @@ fn carry_out(task: &str) -> Result<(), String> {
             (mebibytes / seconds, asked, mebibytes)
         }
         ("three-reads", 0) => {
-            let before = end.device.counts();
             let took = end.three_reads(count)?;
-            let asked = asked_of_nic(before, end.device.counts());
             end.meet(2)?;
-            (took, asked, (count + WARMUP) as f64)
+            (took, [0; 4], 1.0)
         }
         ("write" | "read" | "three-reads", _) => {
             end.meet(2)?;
@@ -317,11 +316,6 @@ impl End {
         let expected = pattern(if is_overwritten { self.peer } else { rank }, bytes);
         if self.region.whole().to_vec() == expected { Ok(()) } else { Err("wrong bytes".to_owned()) }
     }
-}
-
-pub(crate) fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
 /// What became of a transfer; `None` where the queue is full.

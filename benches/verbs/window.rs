@@ -4,7 +4,8 @@ use pleach::transport::clock::now;
 use pleach::window::Word;
 use pleach::{Fabric, FabricChoice, Group, Options};
 
-use crate::end::{WARMUP, median};
+use crate::end::WARMUP;
+use crate::report::median;
 
 /// Reads what rank 1 has published so often, if this is rank 0, and says the median in
 /// microseconds. Variables say which rank this is, as of every group.

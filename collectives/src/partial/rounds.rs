@@ -385,7 +385,7 @@ impl Rounds {
     /// The round that the caller waits for, once it has ended. The caller may read the result until
     /// it hands over, abstains or finishes.
     pub(crate) fn take_ended(&mut self) -> Option<Seen> {
-        let awaited = self.awaited.filter(|_| self.kept.is_some())?;
+        let awaited = self.awaited?;
         let ended = self.kept.take()?;
         (self.awaited, self.read) = (None, Some(ended.result));
         let missed = ended.number - self.seen;
@@ -651,8 +651,8 @@ impl Rounds {
         });
         #[cfg(test)]
         let (given, late) = self.mutated(given, late);
-        let held = [&self.kept, &self.newest].map(|ended| ended.as_ref().map(|ended| ended.result));
-        let held = [held[0].or(self.read), held[1]];
+        let of = |ended: &Option<Ended>| ended.as_ref().map(|ended| ended.result);
+        let held = [self.read.or(of(&self.kept)), of(&self.newest)];
         let result =
             (0..3).find(|index| !held.contains(&Some(*index))).expect("at most two of three are held");
         if let Some(trail) = &mut self.trail {
