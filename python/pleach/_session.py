@@ -250,6 +250,7 @@ class Session:
             unit=unit,
         )
         self._trainer: _native.Trainer | None = None
+        self._unit = 1 if unit is None else unit
 
     @property
     def step(self) -> int:
@@ -319,8 +320,11 @@ class Session:
 
     def steps(self, end: int) -> Iterator[Attempt]:
         """Attempts until ``end`` steps are committed; the body of the loop makes each: see ``Attempt``."""
+        return self._attempts(end, lambda: Attempt(self))
+
+    def _attempts(self, end: int, make: Callable[[], Attempt]) -> Iterator[Attempt]:
         while self.step < end:
-            attempt = Attempt(self)
+            attempt = make()
             yield attempt
             if attempt.verdict is None:
                 raise ArgumentError("the attempt was not made; begin the body of the loop by 'with attempt as group'")

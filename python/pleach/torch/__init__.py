@@ -7,7 +7,8 @@ elsewhere, and gives its exceptions::
     torch.distributed.init_process_group("pleach")
 
 The backend is a subclass of :class:`torch.distributed.ProcessGroup` over the groups of this package,
-and works on CPU tensors. :func:`attach` trains a model by a training scheme.
+and works on CPU tensors. :func:`attach` trains a model by a training scheme, and :class:`ElasticTraining` in
+a session, while processes come and go.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from pleach_torch_backend import register as _register
 
 from ._buffers import all_reduce_registered, buffer
+from ._elastic import ElasticTraining
 from ._errors import PleachError, PleachSchemeError, PleachTimeout, PleachUnsupported
 from ._partial import PartialAllReduce, partial_all_reduce
 from ._process_group import PleachProcessGroup
@@ -45,6 +47,7 @@ __all__ = [
     "EagerSGD",
     "ElasticAveraging",
     "ElasticBSP",
+    "ElasticTraining",
     "Gossip",
     "GridAveraging",
     "LocalSGD",

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._errors import PleachSchemeError, PleachUnsupported
+
+#: What trains a parameter now.
+_attached: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 #: Optimizers whose step is more than a function of the gradient, by name.
 _OTHER_OPTIMIZERS = {
@@ -45,6 +49,21 @@ def parameters_of(model: Any, optimizer: Any) -> list[tuple[str, Any]]:
                 f"parameter {name} is of {parameter.dtype}, and schemes train torch.float32; take model.float()"
             )
     return named
+
+
+def attach_all(named: list[tuple[str, Any]], name_of_trainer: str) -> None:
+    """From now on this trains the parameters. Raises PleachSchemeError if something else does, and changes nothing."""
+    for name, parameter in named:
+        if parameter in _attached:
+            raise PleachSchemeError(f"parameter {name} has {_attached[parameter]} already; leave its block first")
+    for _, parameter in named:
+        _attached[parameter] = name_of_trainer
+
+
+def detach_all(named: list[tuple[str, Any]]) -> None:
+    """Nothing trains the parameters any more."""
+    for _, parameter in named:
+        _attached.pop(parameter, None)
 
 
 def divided(named: list[tuple[str, Any]], modules: list[torch.nn.Module]) -> list[list[tuple[str, Any]]]:

@@ -16,20 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 import pleach
 from pleach import _native
 
-from ._attachable import parameters_of
+from ._attachable import attach_all, detach_all, parameters_of
 from ._buckets import Buckets
 from ._buffers import over, own_group
 from ._comm import translating
 from ._errors import PleachError, PleachSchemeError
 from ._vector import ParameterVector
-
-#: The schemes that have parameters now.
-_attached: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def attach(
@@ -166,16 +162,10 @@ class Scheme:
     def __enter__(self) -> Scheme:
         if self._was_entered:
             raise PleachSchemeError("this scheme was entered before; attach a new one")
-        for name, parameter in self._named:
-            if parameter in _attached:
-                raise PleachSchemeError(
-                    f"parameter {name} has the scheme {_attached[parameter]} already; leave its block first"
-                )
         self._expect_right_places()
+        attach_all(self._named, f"the scheme {self._facts['text']}")
         self._was_entered = True
         try:
-            for _, parameter in self._named:
-                _attached[parameter] = self._facts["text"]
             with translating():
                 self._group = self._group_of_its_own()
                 self._begin(self._facts["text"])
@@ -269,8 +259,7 @@ class Scheme:
 
     def _end(self, is_failed: bool) -> None:
         """Gives everything back that the block took."""
-        for _, parameter in self._named:
-            _attached.pop(parameter, None)
+        detach_all(self._named)
         if self._own_step is not None:
             if self._optimizer.__dict__.get("step") is self._own_step:
                 del self._optimizer.step
