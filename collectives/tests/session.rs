@@ -75,6 +75,7 @@ on_every_fabric!(
     deaths_at_any_moment_lose_and_repeat_nothing,
     a_step_that_fails_on_one_member_is_repeated_by_all,
     too_few_members_say_so,
+    too_few_members_take_in_who_comes,
     without_a_quorum_a_member_gives_up_and_the_others_go_on,
     who_is_told_to_leave_costs_the_others_no_retry,
     where_all_are_told_to_leave_all_do,
@@ -294,6 +295,18 @@ fn too_few_members_say_so(fabric: &str) {
     for seat in [0, 1] {
         assert_eq!(job.ends(seat), ["TooFew"], "seat {seat}");
     }
+}
+
+/// They wait for others, and make steps again when one has come.
+fn too_few_members_take_in_who_comes(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["fewest=3", "too-few=60000"]);
+    job.await_step(0, 6);
+    job.signal(2, Signal::KILL);
+    let again = job.spawn(2, &["fewest=3", "too-few=60000"]);
+    job.await_told(again, |told| *told == Told::Joined(2));
+    job.await_all_of(&[0, 1, again]);
+    job.finish();
+    job.check();
 }
 
 /// Stopped processes have not ended, so nobody certifies that they have.

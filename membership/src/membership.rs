@@ -91,6 +91,9 @@ pub enum Input {
     Ready,
     /// The process cannot be ready with its step: the epoch has to end, and the step is repeated.
     Failed,
+    /// The process begins no step in this epoch, because too few are there: a planned change need
+    /// not wait for the end of one.
+    TooFew,
     /// The process wants to leave at the end of a step.
     Leave,
     /// Time has passed.
@@ -193,6 +196,7 @@ impl Membership {
                 self.carry_out(outputs);
             }
             Input::Failed => self.attempts.give_up(),
+            Input::TooFew => self.attempts.begin_no_step(),
             Input::Leave => self.change_view(|view| view.leaves = true),
             Input::Tick => {}
         }
@@ -357,7 +361,7 @@ impl Membership {
         self.change_view(|view| (view.unreached, view.reached) = (unreached, reached));
     }
 
-    fn has_planned_change(&self) -> bool {
+    pub(crate) fn has_planned_change(&self) -> bool {
         let Some(record) = self.participant.epoch() else { return false };
         let leaves = |member: &Process| self.views.get(member).is_some_and(|view| view.leaves);
         let is_wished =

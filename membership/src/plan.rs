@@ -61,8 +61,13 @@ impl Plan {
         self.causes.iter().any(|cause| matches!(cause.reason, Reason::Joined | Reason::Left))
     }
 
-    pub(crate) fn causes(&self) -> Vec<Cause> {
-        self.causes.clone()
+    /// Why the members change, or who holds up the step: `failed`, whose own step failed. Where a
+    /// member is lost, steps fail for that reason, and nobody else is named.
+    pub(crate) fn causes(&self, failed: Option<Process>) -> Vec<Cause> {
+        let is_lost = self.causes.iter().any(|cause| !matches!(cause.reason, Reason::Joined | Reason::Left));
+        let failed = failed.filter(|process| !is_lost && self.stay.contains(process));
+        let failed = failed.map(|process| Cause { process, reason: Reason::Failed });
+        self.causes.iter().copied().chain(failed).collect()
     }
 
     /// Takes in a unit of those that wait for a place in it, if it is whole, and it and all others

@@ -60,7 +60,7 @@ pub enum Verdict {
     Retry,
 }
 
-/// Why a process left or came.
+/// Why a process left, came, or held up the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// It joined.
@@ -76,12 +76,21 @@ pub enum Reason {
     Replaced,
     /// Another member of its unit left, for whichever reason.
     Unit,
+    /// It stays, but its step failed. Of several such members the one that proposed is named.
+    Failed,
 }
 
-const REASONS: [Reason; 6] =
-    [Reason::Joined, Reason::Left, Reason::Died, Reason::Unreachable, Reason::Replaced, Reason::Unit];
+const REASONS: [Reason; 7] = [
+    Reason::Joined,
+    Reason::Left,
+    Reason::Died,
+    Reason::Unreachable,
+    Reason::Replaced,
+    Reason::Unit,
+    Reason::Failed,
+];
 
-/// A process that left or came, and why.
+/// A process that left, came or held up the step, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cause {
     /// The process.

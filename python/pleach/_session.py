@@ -35,6 +35,8 @@ class Change:
     came: list[int]
     #: The members of the epoch that begins, by rank.
     members: list[int]
+    #: Members whose step failed, where nobody was lost. Of several the one that was told first is named.
+    failed: list[int]
     #: Messages that this process has sent to a seat, and the seat to this process, that were not received
     #: when the epoch ended. Nobody receives them: no message crosses an epoch.
     unreceived: dict[int, tuple[int, int]]
@@ -52,11 +54,12 @@ def change(
     left: list[tuple[int, str]],
     came: list[int],
     members: list[int],
+    failed: list[int],
     unreceived: list[tuple[int, tuple[int, int]]],
     text: str,
 ) -> Change:
     """A change; called by the native module."""
-    return Change(ended, epoch, step, dict(left), came, members, dict(unreceived), text)
+    return Change(ended, epoch, step, dict(left), came, members, failed, dict(unreceived), text)
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class Attempt:
         self.verdict: Verdict | None = None
 
     def __enter__(self) -> _native.Group:
+        self._session._has_begun = True
         self.step, group = self._session._native.next()
         return group
 
@@ -251,6 +255,8 @@ class Session:
         )
         self._trainer: _native.Trainer | None = None
         self._unit = 1 if unit is None else unit
+        #: A step has begun; a model of torch is trained.
+        self._has_begun = self._trains = False
 
     @property
     def step(self) -> int:

@@ -116,8 +116,10 @@ pub(crate) fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
     }
     let text = match error {
         // What the program's own step has raised is the cause of the exception.
-        SessionError::Step { step, times, own: Some(CollectiveError::Closed) } => {
-            format!("step {step} failed {times} times in a row")
+        SessionError::Step { step, times, own: Some(CollectiveError::Closed), failed } => {
+            let last: Vec<String> =
+                failed.iter().map(|process| format!(", at last on {}", process.seat)).collect();
+            format!("step {step} failed {times} times in a row{}", last.concat())
         }
         error => error.to_string().replace("Session::", "Session."),
     };
@@ -166,14 +168,16 @@ pub(crate) fn change_of<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound
         Reason::Replaced => "replaced",
         Reason::Unit => "unit",
         Reason::Joined => "joined",
+        Reason::Failed => "failed",
     };
     let left: Vec<(u32, &str)> =
         change.left.iter().map(|(process, why)| (process.seat.0, reason(*why))).collect();
-    let came: Vec<u32> = change.came.iter().map(|process| process.seat.0).collect();
-    let members: Vec<u32> = change.members.iter().map(|process| process.seat.0).collect();
+    let seats = |of: &[Process]| -> Vec<u32> { of.iter().map(|process| process.seat.0).collect() };
     let lost = change.unreceived.iter().map(|lost| (lost.peer().seat.0, (lost.to(), lost.from())));
     let lost: Vec<(u32, (u64, u64))> = lost.collect();
-    let fields = (change.from, change.epoch, change.step, left, came, members, lost, change.to_string());
+    let (came, members, failed) = (seats(&change.came), seats(&change.members), seats(&change.failed));
+    let fields =
+        (change.from, change.epoch, change.step, left, came, members, failed, lost, change.to_string());
     py.import("pleach._session")?.getattr("change")?.call1(fields)
 }
 

@@ -177,6 +177,7 @@ def test_a_step_that_raises_is_repeated_by_all_and_its_exception_is_the_cause(ra
                 while session.step < 9:
                     if not (verdict := session.attempt(attempt)):
                         assert verdict.change.left == {} and verdict.change.members == [0, 1]
+                        assert verdict.change.failed == [1] and "failed on seat 1" in str(verdict.change)
                         retries += 1
             except pleach.StepError as error:
                 assert isinstance(error, pleach.SessionError) and error.kind == "step"
@@ -186,8 +187,8 @@ def test_a_step_that_raises_is_repeated_by_all_and_its_exception_is_the_cause(ra
     job = ranks(2, program)
     results = [job.finish(rank, timeout=60) for rank in range(2)]
     assert [status for status, _, _ in results] == [0, 0], results
-    assert results[0][1].startswith("3 5 None step 3 failed 4 times in a row"), results
-    assert results[1][1].startswith("3 5 ZeroDivisionError('at 3') step 3 failed 4 times in a row"), results
+    assert results[0][1].startswith("3 5 None step 3 failed 4 times in a row, at last on seat 1"), results
+    assert results[1][1].startswith("3 5 ZeroDivisionError('at 3') step 3 failed 4 times in a row, at last"), results
 
 
 #: Rank 2 is killed, rank 1 leaves, and rank 0 makes the last steps alone. The optimizer has momentum, which

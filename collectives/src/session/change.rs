@@ -29,6 +29,10 @@ pub struct Change {
     pub came: Vec<Process>,
     /// The members of the epoch that begins, by rank.
     pub members: Vec<Process>,
+    /// Members whose step failed, by seats: an error of their own ([`Session::attempt`]
+    /// (super::Session::attempt)), where nobody was lost. Where several failed at a time, the one
+    /// that was told first is named.
+    pub failed: Vec<Process>,
     /// The pairs of this process and members that were there before, in which messages were sent
     /// ([`Group::send`](crate::Group::send)) and not received when the epoch ended, by seats. No
     /// message crosses an epoch, so nobody receives them. Of pairs with who left nothing is known.
@@ -85,6 +89,7 @@ impl Change {
             left: left.map(|member| (member, reason(member))).collect(),
             came: came.collect(),
             members: after.members().to_vec(),
+            failed: failed(after),
             unreceived,
         })
     }
@@ -105,14 +110,17 @@ impl fmt::Display for Change {
                 Reason::Left => "has left",
                 Reason::Replaced => "was replaced",
                 Reason::Unit => "is of a unit that lost a member",
-                Reason::Joined => "is gone",
+                Reason::Joined | Reason::Failed => "is gone",
             };
             write!(formatter, "{} {why}, ", process.seat)?;
         }
         for process in &self.came {
             write!(formatter, "{} has joined, ", process.seat)?;
         }
-        if self.is_of_nobody() {
+        for process in &self.failed {
+            write!(formatter, "the step failed on {}, ", process.seat)?;
+        }
+        if self.is_of_nobody() && self.failed.is_empty() {
             formatter.write_str("a member could not end its step, ")?;
         }
         let count = self.members.len();
@@ -130,6 +138,12 @@ pub enum Verdict {
         /// What has changed.
         Arc<Change>,
     ),
+}
+
+/// Members whose step failed, as a record says, by seats.
+pub(crate) fn failed(record: &Record) -> Vec<Process> {
+    let failed = record.causes().iter().filter(|cause| cause.reason == Reason::Failed);
+    failed.map(|cause| cause.process).collect()
 }
 
 fn list(members: &[Process]) -> String {
@@ -256,9 +270,10 @@ pub enum SessionError {
         waited: Duration,
     },
     /// The step failed again and again, on this member or on another one. The session still works.
-    #[error("step {step} failed {times} times in a row{}", match own {
-        Some(own) => format!(": {own}"),
-        None => " on another member; see its own output".to_owned(),
+    #[error("step {step} failed {times} times in a row{}", match (own, failed.as_slice()) {
+        (Some(own), _) => format!(": {own}"),
+        (None, []) => " on another member; see its own output".to_owned(),
+        (None, failed) => format!(" on another member, at last on {}; see its own output", list(failed)),
     })]
     Step {
         /// The step.
@@ -267,6 +282,8 @@ pub enum SessionError {
         times: u32,
         /// This member's own error, if it had one.
         own: Option<CollectiveError>,
+        /// Members on which it failed at last ([`Change::failed`]).
+        failed: Vec<Process>,
     },
     /// [`Session::commit`](super::Session::commit) without a step that has begun.
     #[error("no step has begun; call Session::next before Session::commit, or Session::attempt")]

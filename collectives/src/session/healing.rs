@@ -31,9 +31,12 @@ const TRIES_MAX: usize = 8;
 /// How often a process says at most how much of the states it has read.
 const SHARE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a member looks at its device while another process reads its states behind a step: on
-/// some fabrics gets need polls of both ends.
+/// How often a member looks at its device while another process reads its states: on some fabrics
+/// gets need polls of both ends. Those who read need the processors.
 const LENDING_INTERVAL: Duration = Duration::from_micros(200);
+
+/// How long a process that waits for what others say looks all the time.
+const LOOKING_MAX: Duration = Duration::from_millis(1);
 
 /// What was read of the states of a step; kept where the epoch ends meanwhile.
 pub(crate) struct Kept {
@@ -166,10 +169,11 @@ impl Healing {
         if lack.is_empty() {
             return Ok(Begun::Healed);
         }
-        // All know the same, so all say the same.
+        // All know the same, so all say the same. Before the first step is committed, programs give
+        // their states the values with which the job begins: no moment for others to read them.
         let has_source = |lacks: &Told| have.iter().any(|has| self.are_alike(has.process, lacks.process));
-        let is_hidden =
-            lack.iter().all(|told| told.hides && has_source(told) && same.contains(&told.process));
+        let is_hidden = self.record.step() > 0
+            && lack.iter().all(|told| told.hides && has_source(told) && same.contains(&told.process));
         let contributors = have.len() as u32;
         let processes = |told: Vec<Told>| -> Vec<Process> {
             told.into_iter().map(|told| told.process).filter(|process| *process != self.own).collect()
@@ -444,7 +448,8 @@ impl Healing {
     }
 
     fn await_said<T>(&self, from: &[Process], pick: impl Fn(u64, Said) -> Option<T>) -> Option<Vec<T>> {
-        let mut late_at = clock::now() + self.patience;
+        let began = clock::now();
+        let mut late_at = began + self.patience;
         loop {
             let said = |process: &Process| self.incoming.said(process.seat.0, &pick);
             let all: Vec<Option<T>> = from.iter().map(said).collect();
@@ -462,6 +467,9 @@ impl Healing {
                 }
             }
             self.pause();
+            if clock::now().since(began) > LOOKING_MAX {
+                std::thread::park_timeout(LENDING_INTERVAL);
+            }
         }
     }
 
@@ -528,6 +536,23 @@ fn share_read(blocks: &[(usize, Range<usize>)], has_come: &[bool]) -> u8 {
     if all == 0 { 100 } else { (read as u128 * 100 / all as u128) as u8 }
 }
 
+/// A get of a block from a source, by their numbers, and how often the block was tried before.
+#[derive(Clone, Copy)]
+struct Get {
+    block: usize,
+    tried: usize,
+    source: usize,
+}
+
+/// Which of the sources that have a block it is read from: that with the fewest gets under way, so
+/// that a source gives as much as its link carries; of equal ones each has its turn. A block that
+/// was tried goes to one after the other. `None`: the source has its gets.
+fn source_for(have: &[usize], busy: &[usize], block: usize, tried: usize) -> Option<usize> {
+    let in_turn = (0..have.len()).map(|at| have[(block + tried + at) % have.len()]);
+    let source = if tried == 0 { in_turn.min_by_key(|source| busy[*source]) } else { in_turn.take(1).next() };
+    source.filter(|source| busy[*source] < BLOCKS_AT_ONCE)
+}
+
 /// The read of all blocks.
 struct Reading<'a> {
     healing: &'a Healing,
@@ -564,24 +589,27 @@ impl Reading<'_> {
                 "{process} has other states than the others: {count} of {of} blocks, the first in '{state}'"
             );
         }
-        let mut under_way: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
+        let mut under_way: BTreeMap<u64, Get> = BTreeMap::new();
+        // By source: the gets under way.
+        let mut busy = vec![0; self.sources.len()];
         let (mut is_over, mut is_refused) = (false, false);
         while !(waiting.is_empty() || is_over) || !under_way.is_empty() {
             is_over = is_over || self.healing.is_over();
-            while !(is_over || is_refused) && under_way.len() < BLOCKS_AT_ONCE * self.sources.len() {
-                let Some((block, tried)) = waiting.pop_front() else { break };
-                match self.begin(block, tried)? {
+            while !(is_over || is_refused) {
+                let Some(get) = self.next(&mut waiting, &busy)? else { break };
+                match self.begin(get)? {
                     Ok(Some(id)) => {
-                        under_way.insert(id, (block, tried));
+                        busy[get.source] += 1;
+                        under_way.insert(id, get);
                     }
-                    Ok(None) => self.check(block, tried, &mut waiting)?,
+                    Ok(None) => self.check(get, &mut waiting)?,
                     Err(SubmitError::QueueFull { .. }) => {
-                        waiting.push_front((block, tried));
+                        waiting.push_front((get.block, get.tried));
                         break;
                     }
                     // Another source has it, as long as the epoch goes on.
                     Err(_) => {
-                        is_refused |= self.refused(block, tried, &mut waiting)?;
+                        is_refused |= self.refused(get, &mut waiting)?;
                         break;
                     }
                 }
@@ -593,10 +621,12 @@ impl Reading<'_> {
                 return Ok(false);
             }
             for (id, is_ok) in self.healing.device.take_gets() {
-                match under_way.remove(&id) {
-                    Some((block, tried)) if is_ok => self.check(block, tried, &mut waiting)?,
-                    Some((block, tried)) => is_refused |= self.refused(block, tried, &mut waiting)?,
-                    None => {}
+                let Some(get) = under_way.remove(&id) else { continue };
+                busy[get.source] -= 1;
+                if is_ok {
+                    self.check(get, &mut waiting)?;
+                } else {
+                    is_refused |= self.refused(get, &mut waiting)?;
                 }
             }
             if clock::now().since(told_at) >= SHARE_INTERVAL {
@@ -628,10 +658,29 @@ impl Reading<'_> {
         Ok((expected, (0..hashes.len()).filter(|source| hashes[*source] == expected).collect()))
     }
 
+    /// Takes the first waiting block that a source has time for, and that source.
+    fn next(
+        &self,
+        waiting: &mut VecDeque<(usize, usize)>,
+        busy: &[usize],
+    ) -> Result<Option<Get>, SessionError> {
+        if busy.iter().all(|gets| *gets >= BLOCKS_AT_ONCE) {
+            return Ok(None);
+        }
+        for at in 0..waiting.len() {
+            let (block, tried) = waiting[at];
+            let (_, have) = self.sources_of(block)?;
+            if let Some(source) = source_for(&have, busy, block, tried) {
+                waiting.remove(at);
+                return Ok(Some(Get { block, tried, source }));
+            }
+        }
+        Ok(None)
+    }
+
     /// Begins to read a block.
-    fn begin(&self, block: usize, tried: usize) -> Result<Result<Option<u64>, SubmitError>, SessionError> {
-        let (_, have) = self.sources_of(block)?;
-        let source = have[(block + tried) % have.len()];
+    fn begin(&self, get: Get) -> Result<Result<Option<u64>, SubmitError>, SessionError> {
+        let Get { block, source, .. } = get;
         let (state, bytes) = &self.blocks[block];
         let (first, other) = (self.sources[source], self.healing.own);
         let from = self.manifests[source]
@@ -643,19 +692,14 @@ impl Reading<'_> {
 
     /// A block was not read, of which another source has the same. Returns whether that was tried
     /// too often: then the source is suspected, so that the epoch ends without it.
-    fn refused(
-        &self,
-        block: usize,
-        tried: usize,
-        waiting: &mut VecDeque<(usize, usize)>,
-    ) -> Result<bool, SessionError> {
+    fn refused(&self, get: Get, waiting: &mut VecDeque<(usize, usize)>) -> Result<bool, SessionError> {
+        let Get { block, tried, source } = get;
         waiting.push_back((block, tried + 1));
         // Where the epoch is over, its pairs refuse.
         if tried + 1 < TRIES_MAX || self.healing.is_over() {
             return Ok(false);
         }
-        let (_, have) = self.sources_of(block)?;
-        let source = self.sources[have[(block + tried) % have.len()]];
+        let source = self.sources[source];
         tracing::warn!("{source} refuses to be read (block {block})");
         let member = &self.healing.member;
         member.tell(&mut member.lock(), Input::Late(source));
@@ -663,12 +707,8 @@ impl Reading<'_> {
     }
 
     /// A block was read.
-    fn check(
-        &mut self,
-        block: usize,
-        tried: usize,
-        waiting: &mut VecDeque<(usize, usize)>,
-    ) -> Result<(), SessionError> {
+    fn check(&mut self, get: Get, waiting: &mut VecDeque<(usize, usize)>) -> Result<(), SessionError> {
+        let Get { block, tried, .. } = get;
         let (expected, have) = self.sources_of(block)?;
         let (state, bytes) = &self.blocks[block];
         let read = self.kept.memory[*state].slice(bytes.clone()).expect("inside of the state");
@@ -689,6 +729,17 @@ impl Reading<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_source_gives_more_the_sooner_its_gets_end_and_a_block_that_failed_goes_round() {
+        let [none, one_slow, all] = [[0, 0, 0], [2, 1, 0], [2, 2, 2]];
+        assert_eq!([0, 1, 2, 3].map(|block| source_for(&[0, 1, 2], &none, block, 0)), [0, 1, 2, 0].map(Some));
+        assert_eq!(source_for(&[0, 1, 2], &one_slow, 0, 0), Some(2));
+        assert_eq!(source_for(&[0, 1], &one_slow, 0, 0), Some(1));
+        assert_eq!(source_for(&[0], &one_slow, 0, 0), None);
+        assert_eq!(source_for(&[0, 1, 2], &all, 5, 0), None);
+        assert_eq!([1, 2, 3].map(|tried| source_for(&[1, 2], &none, 0, tried)), [2, 1, 2].map(Some));
+    }
 
     #[test]
     fn the_share_that_was_read_is_that_of_the_bytes() {

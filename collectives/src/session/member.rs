@@ -30,7 +30,7 @@ use pleach_transport::witness::{LastWord, Witness};
 use pleach_transport::{Nanos, PostError, Slice, clock};
 use pleach_vocabulary::Rank;
 
-use super::change::Change;
+use super::change::{self, Change};
 use super::envelope::{of_word, parts};
 use super::incoming::{Finding, Incoming};
 use super::newcomers::Newcomers;
@@ -106,7 +106,7 @@ pub(crate) struct State {
     /// How many epochs in a row have had the same members and the same step.
     repeats: u32,
     /// A step that was repeated too often, and how often, until the caller is told.
-    failed: Option<(u64, u32)>,
+    failed: Option<(u64, u32, Vec<Process>)>,
     verdict: Option<(u64, Verdict)>,
     is_out: bool,
     no_quorum: Option<(usize, usize, Nanos)>,
@@ -752,7 +752,8 @@ impl Member {
         // To one that waits to join, members are newcomers. It has no record with those that are
         // out.
         let left = |process: Process| {
-            let is_out = |cause: &Cause| cause.process == process && cause.reason != Reason::Joined;
+            let stays = |reason: Reason| matches!(reason, Reason::Joined | Reason::Failed);
+            let is_out = |cause: &Cause| cause.process == process && !stays(cause.reason);
             record.causes().iter().any(is_out)
         };
         let out: Vec<Process> =
@@ -766,7 +767,7 @@ impl Member {
         let is_repeat = is_of_nobody && before.is_some_and(|before| before.step() == record.step());
         state.repeats = if is_repeat { state.repeats + 1 } else { u32::from(is_of_nobody) };
         if state.repeats > self.elastic.retries_max {
-            state.failed = Some((record.step(), std::mem::take(&mut state.repeats)));
+            state.failed = Some((record.step(), std::mem::take(&mut state.repeats), change::failed(record)));
         }
         state.timeline.agreed(now);
         let change = Change::between(state.entered.as_ref().unwrap_or(record), record, Vec::new());
@@ -956,8 +957,9 @@ impl State {
         self.broken.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
     }
 
-    /// A step that was repeated too often by the same members, and how often. Told once.
-    pub(crate) fn take_failed(&mut self) -> Option<(u64, u32)> {
+    /// A step that was repeated too often by the same members, how often, and on whom it failed at
+    /// last. Told once.
+    pub(crate) fn take_failed(&mut self) -> Option<(u64, u32, Vec<Process>)> {
         self.failed.take()
     }
 

@@ -438,6 +438,9 @@ impl Session {
         let begun = self.healing(record).begin(&mut self.own)?;
         let Some(epoch) = self.epoch.as_mut() else { return Ok(false) };
         epoch.is_healed = !matches!(begun, Begun::Over);
+        if matches!(begun, Begun::Healed) && self.own.has_them() {
+            self.gate.open();
+        }
         if let Begun::Hidden { hidden, thread, contributors } = begun {
             epoch.group.set_contributors(Some(contributors), self.own.has_them());
             self.gate.close(Arc::clone(&hidden));
@@ -452,7 +455,10 @@ impl Session {
         let is_whole = hidden.await_end();
         // A panic there is the error of the healing.
         let _ = thread.join();
-        self.gate.open();
+        // Who could not read all may change its states when it has read them.
+        if is_whole || !hidden.reads() {
+            self.gate.open();
+        }
         if let Some(epoch) = &self.epoch {
             epoch.group.set_contributors(None, true);
         }
@@ -504,7 +510,7 @@ impl Session {
                 if waited >= self.elastic.fewest_wait {
                     return Err(SessionError::TooFew { members, fewest: self.elastic.fewest, waited });
                 }
-                self.wait_in(&record);
+                self.take_in_others(&record);
                 continue;
             }
             if self.not_entered == Some(record.number()) {
@@ -531,9 +537,9 @@ impl Session {
             if !state.is_current(record.number()) {
                 continue;
             }
-            if let Some((step, times)) = state.take_failed() {
+            if let Some((step, times, failed)) = state.take_failed() {
                 // This member had not begun the step when another one failed it.
-                return Err(SessionError::Step { step, times, own: None });
+                return Err(SessionError::Step { step, times, own: None, failed });
             }
             if state.all_leave() {
                 return Err(SessionError::Left);
@@ -551,6 +557,15 @@ impl Session {
     fn wait_in(&self, record: &Record) {
         let state = self.member.lock();
         if state.is_current(record.number()) {
+            drop(self.member.wait(state));
+        }
+    }
+
+    /// Waits for processes that join, of which too few members take in those that are there.
+    fn take_in_others(&self, record: &Record) {
+        let mut state = self.member.lock();
+        if state.is_current(record.number()) {
+            self.member.tell(&mut state, Input::TooFew);
             drop(self.member.wait(state));
         }
     }
@@ -623,8 +638,8 @@ impl Session {
             self.end_group();
             return Err(error.expect("it is out"));
         }
-        if let Some((step, times)) = state.take_failed() {
-            return Err(SessionError::Step { step, times, own });
+        if let Some((step, times, failed)) = state.take_failed() {
+            return Err(SessionError::Step { step, times, own, failed });
         }
         let attempted = attempted.expect("a step has begun in an epoch");
         let entered = state.last_entered().unwrap_or_else(|| Arc::clone(&attempted));

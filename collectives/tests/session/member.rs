@@ -88,6 +88,8 @@ struct Settings {
     secret: Option<u8>,
     /// How long too few members wait for others.
     quorum_wait: Duration,
+    /// How long too few members for a step do so.
+    fewest_wait: Duration,
     /// How long those that are enough wait for the rest of their world.
     begin_wait: Duration,
     join_timeout: Duration,
@@ -134,6 +136,7 @@ impl Settings {
             meet: None,
             secret: None,
             quorum_wait: Duration::from_secs(5),
+            fewest_wait: Duration::from_millis(300),
             begin_wait: Duration::from_secs(45),
             join_timeout: Duration::from_secs(45),
             seats_a_host: None,
@@ -169,6 +172,7 @@ impl Settings {
                 "begin" => settings.begin_wait = Duration::from_millis(number()),
                 "join" => settings.join_timeout = Duration::from_millis(number()),
                 "quorum" => settings.quorum_wait = Duration::from_millis(number()),
+                "too-few" => settings.fewest_wait = Duration::from_millis(number()),
                 "hosts" => settings.seats_a_host = Some(number() as u32),
                 "host" => settings.host = Some(value.to_owned()),
                 "fails" => {
@@ -225,7 +229,7 @@ pub(crate) fn make_steps() {
     }
     (elastic.suspect_after, elastic.unit) = (settings.suspect, settings.unit);
     (elastic.heal, elastic.heal_wait) = (settings.heal, settings.heal_wait);
-    elastic.fewest_wait = Duration::from_millis(300);
+    elastic.fewest_wait = settings.fewest_wait;
     elastic.quorum_wait = settings.quorum_wait;
     elastic.begin_wait = settings.begin_wait;
     options.join_timeout = settings.join_timeout;

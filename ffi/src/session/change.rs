@@ -62,6 +62,8 @@ pub const pleachReasonLeft: c_int = 3;
 pub const pleachReasonReplaced: c_int = 4;
 /// Another process of its unit has left, for whichever reason.
 pub const pleachReasonUnit: c_int = 5;
+/// The process is a member, and the step is repeated because it failed there.
+pub const pleachReasonFailed: c_int = 6;
 
 /// A process of a session.
 #[repr(C)]
@@ -69,7 +71,8 @@ pub const pleachReasonUnit: c_int = 5;
 pub struct pleachMember_t {
     /// Its stable number. Processes that follow each other may have the same one.
     pub seat: c_int,
-    /// Why it left: one of the constants pleachReasonNone to pleachReasonUnit.
+    /// Why it left, or in the list pleachChangeMembers why the step is repeated: one of the
+    /// constants pleachReasonNone to pleachReasonFailed.
     pub reason: c_int,
     /// Random bits that tell the process from others on its seat.
     pub incarnation: u64,
@@ -116,6 +119,7 @@ fn reason_of(reason: Reason) -> c_int {
         Reason::Replaced => pleachReasonReplaced,
         Reason::Unit => pleachReasonUnit,
         Reason::Joined => pleachReasonNone,
+        Reason::Failed => pleachReasonFailed,
     }
 }
 
@@ -156,7 +160,12 @@ pub unsafe extern "C" fn pleachSessionGetChange(
                     change.left.iter().map(|(process, reason)| (*process, reason_of(*reason))).collect()
                 }
                 pleachChangeCame => change.came.iter().map(is_member).collect(),
-                pleachChangeMembers => change.members.iter().map(is_member).collect(),
+                pleachChangeMembers => {
+                    let reason = |process| {
+                        if change.failed.contains(process) { pleachReasonFailed } else { pleachReasonNone }
+                    };
+                    change.members.iter().map(|process| (*process, reason(process))).collect()
+                }
                 other => {
                     return Err(Failed::argument(format!(
                         "list is {other}; take a constant as pleachChangeLeft"

@@ -39,6 +39,8 @@ pub(crate) struct Attempts {
     lost: Option<Nanos>,
     /// Whether this member cannot be ready with its step.
     has_given_up: bool,
+    /// Whether this member begins no step.
+    begins_no_step: bool,
     has_called: bool,
     said_no_quorum: bool,
 }
@@ -47,6 +49,11 @@ impl Attempts {
     /// This member cannot be ready with its step.
     pub(crate) fn give_up(&mut self) {
         self.has_given_up = true;
+    }
+
+    /// This member begins no step in this epoch.
+    pub(crate) fn begin_no_step(&mut self) {
+        self.begins_no_step = true;
     }
 
     /// Whether no unit has been whole for so long.
@@ -83,9 +90,10 @@ impl Membership {
         // could go. Its certificate and the views of the others come within the roll call.
         let is_clear = !has_broken
             || self.attempts.broken.is_some_and(|broken| self.detector.has_passed(ROLL_CALL, broken));
-        let has_given_up = self.attempts.has_given_up;
+        let is_stuck =
+            self.attempts.has_given_up || (self.attempts.begins_no_step && self.has_planned_change());
         let is_needed =
-            self.participant.is_halted() || has_dead || is_frozen || has_given_up || (has_broken && is_clear);
+            self.participant.is_halted() || has_dead || is_frozen || is_stuck || (has_broken && is_clear);
         self.attempts.needed = since(is_needed, self.attempts.needed, clock);
         let Some(needed) = self.attempts.needed else {
             self.attempts.lost = None;
@@ -143,8 +151,9 @@ impl Membership {
     fn decide(&mut self, plan: &Plan) {
         let Some((answered, false)) = self.participant.proposal() else { return };
         let has = |member: &Process| answered.contains(&member.seat);
+        let own_failure = self.attempts.has_given_up.then(|| self.process());
         if plan.stay.iter().all(has)
-            && let Ok(outputs) = self.participant.decide(plan.members(), plan.causes())
+            && let Ok(outputs) = self.participant.decide(plan.members(), plan.causes(own_failure))
         {
             self.carry_out(outputs);
         }
@@ -172,7 +181,8 @@ impl Membership {
             for to in others {
                 self.send(to, Message::Alive { asks: true });
             }
-        } else if self.detector.has_passed(ROLL_CALL, alarm) {
+        } else if self.detector.has_passed(ANSWER, alarm) {
+            // Not sooner: who shares a processor with others that wait may take that long.
             for member in others {
                 if self.detector.is_silent_since(member, alarm) {
                     self.detector.silent(member);

@@ -106,6 +106,45 @@ fn a_unit_leaves_when_one_of_its_members_does() {
     }
 }
 
+#[test]
+fn too_few_members_take_in_who_comes() {
+    for seed in 0..20 {
+        for maker in [Maker::Members, Maker::Store] {
+            let mut world = World::new(seed, 3, maker);
+            world.fewest = 3;
+            at(&mut world, ms(100), Fault::Kill(Process::new(1, 1)));
+            world.run_until(Nanos::ZERO + ms(800));
+            assert_eq!(newest(&world), [0, 2], "seed {seed}");
+            let (retries, steps) = (world.checkers.retries, world.checkers.steps());
+            at(&mut world, ms(800), Fault::Join(Process::new(1, 2)));
+            world.run_until(Nanos::ZERO + ms(2000));
+            assert_eq!(newest(&world), [0, 1, 2], "seed {seed}:\n{}", world.describe());
+            assert_eq!(newest_causes(&world), [(1, Reason::Joined)], "seed {seed}");
+            assert_eq!(world.checkers.retries, retries, "seed {seed}: nobody was in a step");
+            assert!(world.checkers.steps() > steps, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_member_whose_step_fails_is_named_and_stays() {
+    for seed in 0..20 {
+        for maker in [Maker::Members, Maker::Store] {
+            let mut world = World::new(seed, 4, maker);
+            at(&mut world, ms(100), Fault::Fail(Process::new(2, 1)));
+            world.run_until(Nanos::ZERO + ms(1000));
+            assert_eq!(newest_causes(&world), [(2, Reason::Failed)], "seed {seed}:\n{}", world.describe());
+            assert_eq!(newest(&world), [0, 1, 2, 3], "seed {seed}");
+            // Where a member is lost, steps fail for that reason.
+            at(&mut world, ms(1000), Fault::Kill(Process::new(1, 1)));
+            at(&mut world, ms(1000), Fault::Fail(Process::new(0, 1)));
+            world.run_until(Nanos::ZERO + ms(2000));
+            let causes = newest_causes(&world);
+            assert!(causes == [(1, Reason::Died)], "seed {seed}: {causes:?}\n{}", world.describe());
+        }
+    }
+}
+
 /// Each member of one unit does not reach a member of another unit: one unit goes instead of two.
 #[test]
 fn links_that_stay_down_cost_as_few_units_as_possible() {

@@ -50,6 +50,8 @@ pub(crate) enum Fault {
     Freeze(Process, Duration),
     Join(Process),
     Leave(Process),
+    /// The step that is under way on a member fails there.
+    Fail(Process),
     /// Messages from the first seat to the second are lost, or not any more.
     Cut(u32, u32, bool),
     /// Every message is lost with this probability in percent.
@@ -74,6 +76,8 @@ pub(crate) struct World {
     /// Whether processes carry out [`Output::Sever`], as every device must.
     pub(crate) severs: bool,
     pub(crate) last_fault: Nanos,
+    /// Steps are made by so many members or more.
+    pub(crate) fewest: usize,
     maker: Maker,
     unit: NonZeroU32,
     events: BinaryHeap<Reverse<(Nanos, u64)>>,
@@ -105,6 +109,7 @@ impl World {
             certifies: true,
             severs: true,
             last_fault: Nanos::ZERO,
+            fewest: 0,
             maker,
             unit,
             events: BinaryHeap::new(),
@@ -329,6 +334,9 @@ impl World {
     /// Begins the next step, which writes to every member while it computes.
     fn begin(&mut self, process: Process) {
         let node = self.nodes.get_mut(&process).expect("is a process");
+        if node.machine.entered().is_some_and(|record| record.members().len() < self.fewest) {
+            return self.input(process, Input::TooFew);
+        }
         let Some(step) = node.machine.begin() else { return };
         let record = node.machine.entered().cloned().expect("a step begins in an epoch");
         self.checkers.begun(process, step, record.number());
@@ -358,9 +366,10 @@ impl World {
                     self.connect(process, member);
                 }
             }
-            Fault::Leave(process) => {
+            Fault::Leave(process) | Fault::Fail(process) => {
                 if self.nodes.get(&process).is_some_and(|node| node.is_alive && !node.is_out) {
-                    self.input(process, Input::Leave);
+                    let leaves = matches!(fault, Fault::Leave(_));
+                    self.input(process, if leaves { Input::Leave } else { Input::Failed });
                 }
             }
             Fault::Cut(from, to, true) => drop(self.cut.insert((from, to))),
