@@ -1,12 +1,12 @@
 """Training of a model of torch in a session: members come and go, and the loop goes on.
 
 All that members have in common lies in one state of the session, which a process that joins reads: the
-parameters, the optimizer's tensors, the buffers as they were after the last step that was committed, and
-plain values such as learning rates.
+parameters, the optimizer's tensors, the buffers, and plain values such as learning rates. Until the first
+step begins that state is zeros; then rank 0 gives it to all.
 
-**Invariant:** between two steps that state is the same on all members, bit for bit. So what an attempt
-changes, which may be repeated, is kept elsewhere until the step is committed: gradients and the means of
-buffers.
+**Invariant:** while a step is attempted that state is the same on all members, bit for bit, and nobody
+changes it. So what an attempt changes, which may be repeated, is elsewhere: gradients, and the buffers of the
+model, which are copied to the state before the next step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,26 +25,17 @@ from ._attachable import attach_all, detach_all, parameters_of
 from ._buffers import over
 from ._errors import PleachSchemeError, PleachUnsupported
 from ._optimizer_state import OptimizerState
-from ._places import Places
+from ._places import MemoryPart, Places
 from ._plain import from_text, to_text
 from ._tensors import DATA_TYPES
 from ._vector import ParameterVector
 
 #: Bytes for plain values, and how many more there are for each parameter.
-PLAIN_MAX, PLAIN_OF_PARAMETER_MAX = 1 << 16, 1 << 8
+PLAIN_BYTES_MAX, PLAIN_BYTES_PER_PARAMETER_MAX = 1 << 16, 1 << 8
 #: Bytes of the length of the plain values.
-LENGTH = 8
+LENGTH_BYTES = 8
 
-
-class _Part(NamedTuple):
-    """The first bytes of a memory, which it keeps."""
-
-    memory: Any
-    nbytes: int
-
-    @property
-    def address(self) -> int:
-        return int(self.memory.address)
+_OUTSIDE = "the training works in its block alone: with ... as training"
 
 
 class ElasticTraining:
@@ -59,26 +50,27 @@ class ElasticTraining:
                 if attempt.verdict:          # committed, on all members
                     optimizer.step()
 
-    The end of the inner block averages the gradients of all members, and the buffers of floating-point
-    numbers, such as running means; of other buffers each element is the greatest of all members'. Then the
-    verdict of the step is the same on all members. A step whose verdict is false is repeated, and begins with
-    the buffers as they were before it.
+    The end of the inner block averages the gradients of all members, and the buffers that the block has
+    changed on one of them, such as running means; of buffers that are no floating-point numbers each element
+    is the greatest of all members'. Then the verdict of the step is the same on all members. A step whose
+    verdict is false is repeated, and begins without gradients and with the buffers as they were before it.
 
-    model: on the CPU, its trained parameters of float32. optimizer: any of torch whose step evaluates no loss. The
-    members that begin the job begin with the parameters, buffers and optimizer state of rank 0. A process that
-    joins reads them from the others. others: objects with ``state_dict`` and ``load_state_dict``, such as
-    schedulers, whose states are numbers, strings, lists, tuples and dicts; it reads these too. The program calls
-    ``scheduler.step()`` after ``optimizer.step()``.
+    model: on the CPU, its trained parameters of float32. optimizer: one of torch whose step evaluates no loss,
+    or another one that keeps all it knows in its ``state`` and ``param_groups``. The members that begin the job
+    begin with what rank 0 has. A process that joins reads it from the others. stateful: objects with
+    ``state_dict`` and ``load_state_dict``, such as schedulers, whose states are numbers, strings, lists, tuples
+    and dicts; it reads these too. Between two steps all members change all of this alike. Buffers that are not
+    persistent are each member's own.
 
     In the block parameters and the optimizer's tensors are views of the session's memory; they have memory of
-    their own after it.
+    their own after it. A session trains one model: several are one torch.nn.ModuleList with one optimizer.
 
     Raises PleachSchemeError for a model or an optimizer that cannot be trained so, and PleachUnsupported for a
     model on a GPU, or of another type than float32.
     """
 
     def __init__(
-        self, session: pleach.Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *others: Any
+        self, session: pleach.Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *stateful: Any
     ) -> None:
         if not isinstance(session, pleach.Session):
             raise PleachSchemeError(f"{type(session).__name__} is no pleach.Session; pass the session")
@@ -89,129 +81,136 @@ class ElasticTraining:
             )
         self._session = session
         self._optimizer = optimizer
-        self._others = others
-        self._named = parameters_of(model, optimizer)
+        self._stateful = stateful
+        self._named = [(name, one) for name, one in parameters_of(model, optimizer) if one.requires_grad]
         trained = {id(parameter) for _, parameter in self._named}
         frozen = [(name, one) for name, one in model.named_parameters() if id(one) not in trained]
-        buffers = list(model.named_buffers())
+        buffers = _buffers_of(model)
+        self._buffers = [buffer for _, buffer, _ in buffers]
         #: Of each buffer the dict of its module, and its key there.
-        self._owners = _owners_of(model)
-        for name, buffer in buffers:
-            if buffer.dtype not in DATA_TYPES:
-                raise PleachUnsupported(f"buffer {name} is of {buffer.dtype}, which has no mean; take another type")
-        self._buffers = [buffer for _, buffer in buffers]
+        self._owners = [owner for _, _, owner in buffers]
         self._trained_nbytes = sum(parameter.nbytes for _, parameter in self._named)
         places = Places()
         places.end = self._trained_nbytes
         self._frozen = [(one, places.give(one, f"parameter {name}")) for name, one in frozen]
-        self._buffer_places = [places.give(one, f"buffer {name}") for name, one in buffers]
+        self._buffer_places = [places.give(one, f"buffer {name}") for name, one, _ in buffers]
         self._optimizer_state = OptimizerState(optimizer, self._named, places)
-        plain = PLAIN_MAX + PLAIN_OF_PARAMETER_MAX * len(self._named)
+        plain = PLAIN_BYTES_MAX + PLAIN_BYTES_PER_PARAMETER_MAX * len(self._named)
         self._plain_place = places.give(torch.empty(plain, dtype=torch.uint8), "plain values")
         self._nbytes = places.end
-        self._described()
-        self._hash = self._hash_of([*self._named, *frozen, *buffers])
+        self._optimizer_state.look()
+        self._plain_values()
+        self._identities = _identities(optimizer)
+        self._hash = self._hash_of([*self._named, *frozen, *[(name, one) for name, one, _ in buffers]])
         # From the begin of the block to its end.
         self._is_open = False
+        self._was_open = False
         self._state: _native.SessionState
-        self._gradient: _native.Registered
-        self._vector: ParameterVector
-        #: The state's memory as bytes.
-        self._memory: torch.Tensor
+        self._averages: _Averages
+        #: Views of the state's memory. None: this process has not got what members have in common.
+        self._vector: ParameterVector | None = None
+        self._memory: Any = None
+        self._buffer_views: list[torch.Tensor] = []
+        self._plain: torch.Tensor
         #: The plain values that lie there.
         self._text = ""
-        #: Buffers as the members have averaged them, by type; they lie in the state once the step is committed.
-        self._averaged: list[tuple[torch.Tensor, list[int]]] = []
-        self._has_begun = False
-        #: This process has what the members have in common.
-        self._is_here = False
+        #: What the last attempt has changed does not count.
         self._is_repeated = False
         #: The last step was committed.
         self._may_step = False
-        self._has_new_buffers = False
 
     def _hash_of(self, tensors: list[tuple[str, Any]]) -> str:
         """A hash of what is the same on all members."""
-        shapes = [(name, tuple(one.shape), one.stride(), str(one.dtype)) for name, one in tensors]
-        kinds = [type(one).__name__ for one in (self._optimizer, *self._others)]
+        shapes = [(name, tuple(one.shape), one.stride(), str(one.dtype), one.requires_grad) for name, one in tensors]
+        kinds = [type(one).__name__ for one in (self._optimizer, *self._stateful)]
         digest = hashlib.sha256(repr((shapes, self._optimizer_state.places, kinds)).encode())
         return digest.hexdigest()[:16]
 
     # ---- The block
 
     def __enter__(self) -> ElasticTraining:
-        if self._has_begun or self._is_open:
+        if self._was_open:
             raise PleachSchemeError("this training was entered before; make a new one")
+        if self._session._trains or self._session._has_begun:
+            raise PleachSchemeError(
+                "the session has a training, or has made a step; begin a training before the first step, and put several "
+                "models into one torch.nn.ModuleList with one optimizer"
+            )
         attach_all(self._named, "an ElasticTraining")
         try:
-            self._open()
+            native = self._session._native
+            self._averages = _Averages(native, self._named, self._buffers)
+            self._state = native.state(f"torch {self._hash}", self._nbytes, "uint8")
+            self._hook = self._optimizer.register_step_pre_hook(self._before_own_step)
         except BaseException:
             detach_all(self._named)
             raise
+        self._session._trains = self._is_open = self._was_open = True
         return self
-
-    def _open(self) -> None:
-        native = self._session._native
-        self._state = native.state(f"torch {self._hash}", self._nbytes, "uint8")
-        floats = [number for number, one in enumerate(self._buffers) if one.dtype == torch.float32]
-        tail = sum(self._buffers[number].nbytes for number in floats)
-        self._gradient = native.register(self._trained_nbytes + tail)
-        flat = over(self._gradient, torch.float32)
-        #: The gradients, and behind them the buffers of the same type, which one call averages.
-        self._flat = flat[: (self._trained_nbytes + tail) // 4]
-        self._averaged = [(self._flat[self._trained_nbytes // 4 :], floats)] if floats else []
-        for dtype in dict.fromkeys(one.dtype for one in self._buffers if one.dtype != torch.float32):
-            numbers = [number for number, one in enumerate(self._buffers) if one.dtype == dtype]
-            count = sum(self._buffers[number].numel() for number in numbers)
-            self._averaged.append((torch.empty(count, dtype=dtype), numbers))
-        self._lie_in(self._state.memory())
-        self._vector.move_in()
-        with torch.no_grad():
-            for (parameter, place), view in zip(self._frozen, self._frozen_views()):
-                view.copy_(parameter)
-                parameter.data = view
-            for buffer, view in zip(self._buffers, self._buffer_views()):
-                view.copy_(buffer)
-        self._store()
-        self._hook = self._optimizer.register_step_pre_hook(self._before_own_step)
-        self._is_open = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_open = False
         self._hook.remove()
+        detach_all(self._named)
+        if self._vector is None:
+            return
+        if self._is_repeated:
+            self._restore_buffers()
         self._vector.move_out()
         self._optimizer_state.move_out()
         for parameter, _ in self._frozen:
             parameter.data = parameter.data.clone()
-        detach_all(self._named)
 
     def steps(self, end: int) -> Iterator[pleach.Attempt]:
-        """Attempts until ``end`` steps are committed; the body of the loop makes each: see the class."""
+        """Attempts until ``end`` steps of the job are committed; the body of the loop makes each: see the class."""
         if not self._is_open:
-            raise PleachSchemeError("the training works in its block alone: with ... as training")
+            raise PleachSchemeError(_OUTSIDE)
         return self._session._attempts(end, lambda: _Attempt(self))
 
-    # ---- Memory
+    # ---- What members have in common
 
-    def _lie_in(self, memory: Any) -> None:
-        """Has all that members have in common in this memory from now on."""
-        self._memory = over(memory, torch.uint8)
-        self._vector = ParameterVector(self._named, _Part(memory, self._trained_nbytes), self._gradient)
-        self._optimizer_state.lie_in(self._memory)
+    def _bind(self, memory: Any) -> ParameterVector:
+        """Views of all places in a memory."""
+        vector = ParameterVector(self._named, MemoryPart(memory, 0, self._trained_nbytes), self._averages.memory)
+        self._optimizer_state.bind(memory)
+        self._buffer_views = [place.of(memory) for place in self._buffer_places]
+        self._plain = self._plain_place.of(memory)
+        return vector
 
-    def _frozen_views(self) -> list[torch.Tensor]:
-        return [place.of(self._memory) for _, place in self._frozen]
+    def _pack(self, memory: Any) -> None:
+        """Copies to a memory what this process has."""
+        vector = self._bind(memory)
+        with torch.no_grad():
+            for trained in vector.places:
+                trained.view.copy_(trained.parameter)
+            for parameter, place in self._frozen:
+                place.of(memory).copy_(parameter)
+        self._optimizer_state.copy_to_places()
+        self._text = ""
+        self._store()
 
-    def _buffer_views(self) -> list[torch.Tensor]:
-        return [place.of(self._memory) for place in self._buffer_places]
+    def _adopt(self, memory: Any) -> None:
+        """Makes what lies in a memory of the session that of the model, the optimizer and the others."""
+        self._vector, self._memory = self._bind(memory), memory
+        with torch.no_grad():
+            for trained in self._vector.places:
+                trained.parameter.data = trained.view
+            for parameter, place in self._frozen:
+                parameter.data = place.of(memory)
+        length = int.from_bytes(self._plain[:LENGTH_BYTES].numpy().tobytes(), "little")
+        self._text = self._plain[LENGTH_BYTES : LENGTH_BYTES + length].numpy().tobytes().decode()
+        of_optimizer, of_others = from_text(self._text)
+        self._optimizer_state.restore(of_optimizer)
+        for other, state in zip(self._stateful, of_others):
+            other.load_state_dict(state)
+        self._restore_buffers()
 
-    def _described(self) -> str:
-        """The plain values that members have in common."""
-        others = [other.state_dict() for other in self._others]
-        text = to_text([self._optimizer_state.described(), others], "what members have in common")
-        most = self._plain_place.nbytes - LENGTH
+    def _plain_values(self) -> str:
+        others = [other.state_dict() for other in self._stateful]
+        text = to_text([self._optimizer_state.plain_values(), others], "what members have in common")
+        most = self._plain_place.nbytes - LENGTH_BYTES
         if len(text) > most:
             raise PleachSchemeError(
                 f"the states of the optimizer and of {len(others)} other objects have {len(text)} bytes besides tensors, "
@@ -220,146 +219,195 @@ class ElasticTraining:
         return text
 
     def _store(self) -> None:
-        """Puts the optimizer's new tensors and the plain values where others read them."""
-        self._vector.check_addresses()
-        self._vector.expect_parameters(self._optimizer)
-        self._optimizer_state.move_in()
-        text = self._described()
+        """Copies to the memory the buffers and the plain values."""
+        with torch.no_grad():
+            for buffer, view in zip(self._buffers, self._buffer_views):
+                view.copy_(buffer)
+        text = self._plain_values()
         if text != self._text:
-            data = len(text).to_bytes(LENGTH, "little") + text.encode()
-            place = self._plain_place.of(self._memory)
-            place[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            place[len(data) :].zero_()
+            data = len(text).to_bytes(LENGTH_BYTES, "little") + text.encode()
+            self._plain[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            self._plain[len(data) :].zero_()
             self._text = text
 
-    def _load(self) -> None:
-        """Makes what lies in the memory that of the model, the optimizer and the others."""
-        place = self._plain_place.of(self._memory)
-        length = int.from_bytes(place[:LENGTH].numpy().tobytes(), "little")
-        self._text = place[LENGTH : LENGTH + length].numpy().tobytes().decode()
-        described, others = from_text(self._text)
-        self._optimizer_state.restore(described)
-        for other, state in zip(self._others, others):
-            other.load_state_dict(state)
-        self._restore_buffers()
-
     def _restore_buffers(self) -> None:
-        """Makes the buffers those of the last step that was committed."""
+        """Makes the buffers those of the state."""
         with torch.no_grad():
-            for buffer, view in zip(self._buffers, self._buffer_views()):
+            for buffer, view in zip(self._buffers, self._buffer_views):
                 buffer.copy_(view)
-
-    def _arrive(self, memory: Any) -> None:
-        """Takes what this process has read from the members."""
-        if memory.address != self._memory.data_ptr():
-            self._lie_in(memory)
-            for place in self._vector.places:
-                place.parameter.data = place.view
-            for (parameter, _), view in zip(self._frozen, self._frozen_views()):
-                parameter.data = view
-        self._put_new_buffers()
-        self._load()
-        self._is_here = True
 
     # ---- A step
 
     def _before_step(self) -> None:
         """Before a step begins."""
         if not self._is_open:
-            raise PleachSchemeError("the training works in its block alone: with ... as training")
-        if not self._has_begun or self._settle():
-            self._store()
+            raise PleachSchemeError(_OUTSIDE)
         self._may_step = False
+        # Who joins with the step before may still read the state.
+        if self._vector is None or self._state.memory() is None:
+            return
+        self._vector.check_addresses()
+        if _identities(self._optimizer) != self._identities:
+            raise PleachSchemeError(
+                f"{type(self._optimizer).__name__} has other parameters than at the begin; give it all of them before the block"
+            )
+        self._optimizer_state.move_in()
+        if not self._is_repeated:
+            self._store()
 
     def _begin(self, step: int, group: Any) -> None:
         """When a step has begun in a group."""
-        self._has_begun = True
-        if not self._is_here:
-            if not group.contributes:
-                # It reads what the members have in common while they make this step.
-                return
-            # What it has averaged of a step that it could not read behind is in what it has read now.
-            self._has_new_buffers = False
-            self._arrive(self._state.memory())
-        elif self._is_repeated:
-            self._restore_buffers()
+        if self._is_repeated:
+            for _, parameter in self._named:
+                parameter.grad = None
+            if self._vector is not None:
+                self._restore_buffers()
+        self._is_repeated = True
         if step == 0:
-            group.broadcast(self._memory, 0)
-            self._load()
+            self._take_of_rank_0(group)
+        elif self._vector is None and group.contributes:
+            self._adopt(self._state.memory())
+
+    def _take_of_rank_0(self, group: Any) -> None:
+        """Makes what rank 0 has that of all members."""
+        packed = torch.zeros(self._nbytes, dtype=torch.uint8)
+        self._pack(MemoryPart.of(packed))
+        group.broadcast(packed, 0)
+        # All have it whole, or a part of it stays where it is.
+        group.barrier()
+        memory = self._state.memory()
+        over(memory, torch.uint8)[: self._nbytes].copy_(packed)
+        self._adopt(memory)
 
     def _average(self, group: Any) -> None:
         """At the end of the block of an attempt."""
         for own, (buffers, key) in zip(self._buffers, self._owners):
             if buffers.get(key) is not own:
                 raise PleachSchemeError(f"buffer {key} was replaced by another tensor; store values by copy_")
-        self._vector.check_addresses()
-        self._vector.take_gradients()
-        with torch.no_grad():
-            for flat, numbers in self._averaged:
-                torch.cat([self._buffers[number].reshape(-1) for number in numbers], out=flat)
-        group.all_reduce(self._flat, "avg")
-        for flat, _ in self._averaged:
-            if flat.dtype != torch.float32:
-                is_mean = flat.is_floating_point() or flat.is_complex()
-                group.all_reduce(_as_numbers(flat), "avg" if is_mean else "max")
+        if self._vector is not None:
+            self._vector.check_addresses()
+            has_gradient = [parameter.grad is not None for _, parameter in self._named]
+            self._vector.take_gradients()
+            with torch.no_grad():
+                are_changed = [not torch.equal(*pair) for pair in zip(self._buffers, self._buffer_views)]
+            self._averages.give(has_gradient, are_changed)
+        # One that reads the state meanwhile gives nothing.
+        self._averages.exchange(group)
 
     def _end(self, is_committed: bool) -> None:
         """When the verdict of a step is known."""
         self._may_step = is_committed
         self._is_repeated = not is_committed
-        self._has_new_buffers = is_committed
-        if is_committed:
-            self._put_averaged(self._buffers)
-
-    def _put_averaged(self, into: list[Any]) -> None:
-        """Copies the averaged buffers to these tensors, one for each buffer."""
-        with torch.no_grad():
-            for flat, numbers in self._averaged:
-                parts = flat.split([into[number].numel() for number in numbers])
-                for number, part in zip(numbers, parts):
-                    into[number].copy_(part.view(into[number].shape))
-
-    def _put_new_buffers(self) -> None:
-        """Puts the buffers of the last step that was committed where others read them."""
-        if self._has_new_buffers:
-            self._put_averaged(self._buffer_views())
-            self._has_new_buffers = False
-
-    def _settle(self) -> bool:
-        """Waits until processes that have joined with the last step have read the state. Returns whether this
-        process has it, with the buffers of the last step that was committed."""
-        memory = self._state.memory()
-        if memory is None:
-            # It joined with the last step, and the members have changed before it had read all.
-            self._is_here = False
-            return False
-        if self._is_here:
-            self._put_new_buffers()
-        else:
-            self._arrive(memory)
-        return True
+        if not is_committed:
+            return
+        if self._vector is None:
+            # It has joined with this step, and reads what it was made with.
+            memory = self._state.memory()
+            if memory is None:
+                # The members have changed meanwhile. It reads what comes of the step, before its next one.
+                self._may_step = True
+                return
+            self._adopt(memory)
+        assert self._vector is not None
+        self._averages.take([place.gradient for place in self._vector.places])
 
     def _before_own_step(self, *_: Any) -> None:
         """Before the optimizer's own step."""
         if not self._may_step:
             raise PleachSchemeError(
-                "optimizer.step() without a step that is committed; call it behind the block of the attempt: "
-                "if attempt.verdict: optimizer.step()"
+                "optimizer.step() without a step of training.steps that is committed; call it behind the block of the "
+                "attempt: if attempt.verdict: optimizer.step()"
             )
-        self._settle()
+        # Waits for who reads the state.
+        self._state.memory()
 
     def __repr__(self) -> str:
         return f"<ElasticTraining: {len(self._named)} parameters, {self._session!r}>"
 
 
-def _owners_of(model: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Of each buffer, in the order of named_buffers, the dict of its module and its key there."""
-    owners: dict[int, tuple[dict[str, Any], str]] = {}
-    for module in model.modules():
+class _Averages:
+    """Gradients and buffers of an attempt, which members average, in registered memory.
+
+    One call averages gradients, buffers of float32, and for each parameter and buffer whether it counts: a gradient
+    that no member has stays away, and a buffer that no member has changed stays as it is. Buffers of other types
+    take a call for each type, where one of them was changed.
+    """
+
+    def __init__(self, native: Any, named: list[tuple[str, Any]], buffers: list[Any]) -> None:
+        self._named = named
+        self._buffers = buffers
+        gradients = sum(parameter.numel() for _, parameter in named)
+        of_type: dict[Any, list[int]] = {torch.float32: []}
+        for number, buffer in enumerate(buffers):
+            of_type.setdefault(buffer.dtype, []).append(number)
+        floats = of_type.pop(torch.float32)
+        means = sum(buffers[number].numel() for number in floats)
+        count = gradients + means + len(named) + len(buffers)
+        #: Begins with the gradients.
+        self.memory = native.register(4 * count)
+        self._flat = over(self.memory, torch.float32)[:count]
+        _, of_floats, flags = self._flat.split([gradients, means, len(named) + len(buffers)])
+        self._has_gradient, self._are_changed = flags.split([len(named), len(buffers)])
+        self._floats = (of_floats, floats)
+        self._others = []
+        for dtype, numbers in of_type.items():
+            elements = sum(buffers[number].numel() for number in numbers)
+            flat = over(native.register(max(1, elements * dtype.itemsize)), torch.uint8)
+            self._others.append((flat[: elements * dtype.itemsize].view(dtype), numbers))
+        self._changed: list[bool] = []
+
+    def give(self, has_gradient: list[bool], are_changed: list[bool]) -> None:
+        """Takes in the buffers, behind the gradients, which lie there."""
+        with torch.no_grad():
+            self._has_gradient.copy_(torch.tensor(has_gradient))
+            if are_changed:
+                self._are_changed.copy_(torch.tensor(are_changed))
+            for flat, numbers in (self._floats, *self._others):
+                parts = flat.split([self._buffers[number].numel() for number in numbers])
+                for number, part in zip(numbers, parts):
+                    part.copy_(self._buffers[number].reshape(-1))
+
+    def exchange(self, group: Any) -> None:
+        """Averages all of this with the other members."""
+        group.all_reduce(self._flat, "avg")
+        self._changed = [share != 0 for share in self._are_changed.tolist()]
+        for flat, numbers in self._others:
+            if any(self._changed[number] for number in numbers):
+                is_mean = flat.is_floating_point() or flat.is_complex()
+                group.all_reduce(_as_numbers(flat), "avg" if is_mean else "max")
+
+    def take(self, gradients: list[torch.Tensor]) -> None:
+        """Gives the model its gradients and buffers."""
+        for share, (_, parameter), gradient in zip(self._has_gradient.tolist(), self._named, gradients):
+            parameter.grad = gradient if share != 0 else None
+        with torch.no_grad():
+            for flat, numbers in (self._floats, *self._others):
+                parts = flat.split([self._buffers[number].numel() for number in numbers])
+                for number, part in zip(numbers, parts):
+                    if self._changed[number]:
+                        self._buffers[number].copy_(part.view(self._buffers[number].shape))
+
+
+def _buffers_of(model: torch.nn.Module) -> list[tuple[str, Any, tuple[dict[str, Any], str]]]:
+    """The buffers that a state_dict has, each once: its name, itself, and the dict of its module with its key."""
+    found = {}
+    for prefix, module in model.named_modules():
         for key, buffer in module._buffers.items():
-            if buffer is not None:
-                owners.setdefault(id(buffer), (module._buffers, key))
-    return list(owners.values())
+            if buffer is None or id(buffer) in found or key in module._non_persistent_buffers_set:
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            if buffer.dtype not in DATA_TYPES:
+                raise PleachUnsupported(f"buffer {name} is of {buffer.dtype}, which has no mean; take another type")
+            is_spread = any(stride == 0 and length > 1 for stride, length in zip(buffer.stride(), buffer.shape))
+            if is_spread or buffer.is_inference():
+                raise PleachUnsupported(f"buffer {name} cannot be written to; register a clone of it")
+            found[id(buffer)] = (name, buffer, (module._buffers, key))
+    return list(found.values())
+
+
+def _identities(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Which parameters the optimizer has."""
+    return [identity for group in optimizer.param_groups for identity in map(id, group["params"])]
 
 
 def _as_numbers(flat: torch.Tensor) -> torch.Tensor:
@@ -391,7 +439,7 @@ class _Attempt(pleach.Attempt):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if error is None or isinstance(error, Exception) and self._error is not None:
+        if self._error is not None and (error is None or isinstance(error, Exception)):
             error = self._error
         if error is None:
             try:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from ._errors import PleachSchemeError
+from ._errors import PleachSchemeError, PleachUnsupported
 from ._places import Places
+
 
 class OptimizerState:
     """The state that an optimizer has of the parameters of these names, in this order."""
@@ -38,12 +39,31 @@ class OptimizerState:
         #: By parameter: the keys of its tensors; None if they have changed since they were asked for.
         self._keys: str | None = None
 
-    def lie_in(self, memory: torch.Tensor) -> None:
+    def bind(self, memory: Any) -> None:
         """Has its places in this memory from now on."""
         self._views = [{key: place.of(memory) for key, place in places.items()} for places in self.places]
 
+    def look(self) -> None:
+        """Looks which values the optimizer has."""
+        self._keys = None
+        self._others = {}
+        for number, (_, parameter) in enumerate(self._named):
+            state = self._optimizer.state.get(parameter, {})
+            self._lengths[number] = len(state)
+            others = {key: one for key, one in state.items() if not isinstance(one, torch.Tensor)}
+            if others:
+                self._others[number] = others
+
+    def copy_to_places(self) -> None:
+        """Copies the tensors that the optimizer has to their places."""
+        self.look()
+        for (name, parameter), views in zip(self._named, self._views):
+            for key, one in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(one, torch.Tensor):
+                    _moved(one, views.get(key), f"{key} of {name}")
+
     def move_in(self) -> None:
-        """Moves the tensors that the optimizer has made to their places."""
+        """Moves to their places the tensors that the optimizer has made, and looks which values it has."""
         self._others = {}
         for number, ((name, parameter), views) in enumerate(zip(self._named, self._views)):
             state = self._optimizer.state.get(parameter, {})
@@ -59,9 +79,8 @@ class OptimizerState:
                 else:
                     self._others.setdefault(number, {})[key] = one
 
-    def described(self) -> Any:
-        """Which tensors there were when they were moved last, the values besides them, and the settings of the groups,
-        in plain values."""
+    def plain_values(self) -> Any:
+        """Which tensors there were at the last look, the values besides them, and the settings of the groups."""
         if self._keys is None:
             states = [self._optimizer.state.get(parameter, {}) for _, parameter in self._named]
             keys = [sorted(key for key, one in state.items() if isinstance(one, torch.Tensor)) for state in states]
@@ -69,10 +88,10 @@ class OptimizerState:
             self._keys = json.dumps(keys)
         return [self._keys, self._others, [_settings(group) for group in self._optimizer.param_groups]]
 
-    def restore(self, described: Any) -> None:
-        """Makes the optimizer's state that which lies in the places."""
-        self._keys, self._others, settings = described
-        for number, (views, keys) in enumerate(zip(self._views, json.loads(described[0]))):
+    def restore(self, values: Any) -> None:
+        """Makes the optimizer's state that which lies in the places, with these plain values."""
+        self._keys, self._others, settings = values
+        for number, (views, keys) in enumerate(zip(self._views, json.loads(values[0]))):
             state = {key: views[key] for key in keys} | self._others.get(number, {})
             self._lengths[number] = len(state)
             parameter = self._named[number][1]
@@ -112,14 +131,23 @@ def _states_after_a_step(optimizer: Any, named: list[tuple[str, Any]]) -> list[d
         copies = {id(parameter): torch.nn.Parameter(parameter.clone()) for _, parameter in named}
         for copy in copies.values():
             copy.grad = torch.zeros_like(copy)
+    kind = type(optimizer).__name__
+    for key, one in vars(optimizer).items():
+        if isinstance(one, (torch.optim.Optimizer, torch.Tensor)):
+            raise PleachUnsupported(
+                f"{kind} keeps a {type(one).__name__} in {key}, which a process that joins cannot be given; take an optimizer "
+                "that keeps all in its state"
+            )
     probe = object.__new__(type(optimizer))
     probe.__dict__.update(optimizer.__dict__)
     # Of a scheduler, which counts the steps.
     probe.__dict__.pop("step", None)
     hooks = collections.OrderedDict[int, Callable[..., Any]]
     probe._optimizer_step_pre_hooks, probe._optimizer_step_post_hooks = hooks(), hooks()
-    groups = optimizer.param_groups
-    probe.param_groups = [dict(group, params=[copies[id(one)] for one in group["params"]]) for group in groups]
+    probe.param_groups = [
+        dict(group, params=[copies[id(one)] for one in group["params"] if id(one) in copies])
+        for group in optimizer.param_groups
+    ]
     probe.state = collections.defaultdict(dict)
     for _, parameter in named:
         if parameter in optimizer.state:
@@ -127,5 +155,8 @@ def _states_after_a_step(optimizer: Any, named: list[tuple[str, Any]]) -> list[d
             probe.state[copies[id(parameter)]] = {
                 key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in state
             }
-    probe.step()
+    try:
+        probe.step()
+    except Exception as error:
+        raise PleachUnsupported(f"{kind} cannot make a step as it is: {error}; take another optimizer") from error
     return [probe.state.get(copies[id(parameter)], {}) for _, parameter in named]

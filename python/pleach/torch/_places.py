@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from ._buffers import over
 from ._errors import PleachUnsupported
 
 #: At multiples of so many bytes a tensor begins.
 ALIGNMENT = 64
+
+
+class MemoryPart(NamedTuple):
+    """A part of a memory of the package, from a byte of it on, which keeps that."""
+
+    memory: Any
+    begin: int
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        """Where the part begins."""
+        return int(self.memory.address) + self.begin
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> MemoryPart:
+        """The memory of a tensor."""
+        return MemoryPart(_OfTensor(tensor), 0, tensor.nbytes)
+
+
+class _OfTensor(NamedTuple):
+    tensor: torch.Tensor
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
 
 
 class TensorPlace(NamedTuple):
@@ -20,10 +47,11 @@ class TensorPlace(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-    def of(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor in a memory of bytes."""
-        elements = memory[self.begin : self.begin + self.nbytes].view(self.dtype)
-        return elements.as_strided(self.shape, self.strides)
+    def of(self, memory: Any) -> torch.Tensor:
+        """The tensor in a memory. Its storage is no longer than the tensor, so that it is saved alone."""
+        if self.nbytes == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return over(MemoryPart(memory, self.begin, self.nbytes), self.dtype).as_strided(self.shape, self.strides)
 
     @property
     def nbytes(self) -> int:

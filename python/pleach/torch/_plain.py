@@ -17,7 +17,7 @@ def to_text(value: Any, subject: str) -> str:
 
     Raises PleachUnsupported for other values; ``subject`` says whose they are.
     """
-    return json.dumps(_tagged(value, subject))
+    return json.dumps(_tagged(value, (subject,)))
 
 
 def from_text(text: str) -> Any:
@@ -25,21 +25,22 @@ def from_text(text: str) -> Any:
     return _untagged(json.loads(text))
 
 
-def _tagged(value: Any, subject: str) -> Any:
+def _tagged(value: Any, place: tuple[Any, ...]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
-        return [_tagged(one, subject) for one in value]
+        return [_tagged(one, place) for one in value]
     if isinstance(value, tuple):
-        return {"tuple": [_tagged(one, subject) for one in value]}
+        return {"tuple": [_tagged(one, place) for one in value]}
     if isinstance(value, dict):
         # The order in which keys came to a dict may differ between processes.
         pairs = sorted(value.items(), key=lambda pair: repr(pair[0]))
         tag = "counter" if isinstance(value, collections.Counter) else "dict"
-        return {tag: [[_tagged(key, subject), _tagged(one, subject)] for key, one in pairs]}
+        return {tag: [[_tagged(key, place), _tagged(one, (*place, key))] for key, one in pairs]}
+    where = " in ".join(repr(key) for key in reversed(place[1:]))
     raise PleachUnsupported(
-        f"{subject} has a {type(value).__name__}, which a process that joins cannot be given; members keep numbers, "
-        "strings, lists, tuples and dicts"
+        f"{place[0]} has a {type(value).__name__}{' as ' + where if where else ''}, which a process that joins cannot be "
+        "given; members keep numbers, strings, lists, tuples and dicts"
     )
 
 

@@ -22,7 +22,7 @@ LOOKS = 8
 LOOK_MIN, END = 1 << 12, 1 << 9
 
 
-class Place(NamedTuple):
+class ParameterPlace(NamedTuple):
     """Where a parameter lies."""
 
     name: str
@@ -51,14 +51,14 @@ class ParameterVector:
     def __init__(self, named: list[tuple[str, Any]], parameters: Any, gradient: Any) -> None:
         #: All parameters, one after the other.
         self.flat = over(parameters, torch.float32)
-        self.places: list[Place] = []
+        self.places: list[ParameterPlace] = []
         self._gradient = over(gradient, torch.float32)
         begin = 0
         for name, parameter in named:
             # The strides are kept, as those of channels_last, unless elements lie apart or twice.
             strides = torch.empty_like(parameter, device="meta").stride()
             view, own = (flat.as_strided(parameter.shape, strides, begin) for flat in (self.flat, self._gradient))
-            self.places.append(Place(name, parameter, view, own, begin, (view.data_ptr(), own.data_ptr())))
+            self.places.append(ParameterPlace(name, parameter, view, own, begin, (view.data_ptr(), own.data_ptr())))
             begin += parameter.numel()
         # What each step looks at, in lists: a loop over places would take most of a step of a small
         # model.
@@ -94,7 +94,7 @@ class ParameterVector:
                 parameter.grad = gradient.clone()
 
     @staticmethod
-    def _is_in_place(place: Place) -> bool:
+    def _is_in_place(place: ParameterPlace) -> bool:
         parameter = place.parameter
         return bool(parameter.data_ptr() == place.addresses[0] and parameter.shape == place.view.shape)
 
@@ -120,7 +120,7 @@ class ParameterVector:
         if own != self._identities:
             expect_parameters(optimizer, [(place.name, place.parameter) for place in self.places])
 
-    def take_gradient(self, place: Place) -> None:
+    def take_gradient(self, place: ParameterPlace) -> None:
         """Makes the gradient of a parameter a view of its place; zeros where there is none."""
         gradient = place.parameter.grad
         if gradient is not None and gradient.layout != torch.strided:
@@ -169,7 +169,7 @@ class ParameterVector:
         parts = ((place.name, flat[place.begin :][: place.parameter.numel()]) for place in self.places)
         return next(name for name, part in parts if not is_finite(part))
 
-    def has_finite_end(self, place: Place) -> bool:
+    def has_finite_end(self, place: ParameterPlace) -> bool:
         """Whether the last elements of the gradient of a parameter are finite."""
         return is_finite(self._gradient[place.begin :][: place.parameter.numel()][-END:])
 

@@ -1,5 +1,6 @@
 """Tasks of a TensorFlow cluster as processes that run what a test sends them."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -107,6 +108,26 @@ class Task:
     def stop(self):
         """Has it do nothing, so that it answers nobody, until it is killed."""
         self.process.send_signal(signal.SIGSTOP)
+
+    @contextlib.contextmanager
+    def slowed(self):
+        """Has it run in short turns only: for 5 of 25 ms."""
+        ended = threading.Event()
+
+        def turns():
+            while not ended.is_set():
+                self.process.send_signal(signal.SIGSTOP)
+                ended.wait(0.02)
+                self.process.send_signal(signal.SIGCONT)
+                ended.wait(0.005)
+
+        thread = threading.Thread(target=turns)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def kill(self):
         self.process.kill()

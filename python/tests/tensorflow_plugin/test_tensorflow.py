@@ -310,6 +310,16 @@ def test_a_link_that_is_cut_between_living_tasks_is_made_again(pairs):
     assert received["received_by_grpc"] == 0 and sum(received.values()) == 9, received
 
 
+def test_a_task_that_is_slowed_is_waited_for(pairs):
+    first, second = pairs["both"]
+    before = first.run(THREE)
+    for slow in (second, first):
+        with slow.slowed():
+            counts = first.run(THREE)
+    received = {name: counts[name] - before[name] for name in counts if name.startswith("received")}
+    assert received["received_by_grpc"] == 0 and sum(received.values()) == 6, received
+
+
 def test_a_link_stays_where_a_task_does_not_offer_its_tensors(tasks):
     addresses = tasks.addresses(2)
     first, second = (tasks.start("grpc+pleach", index, addresses) for index in (0, 1))

@@ -23,13 +23,20 @@ def test_members_that_are_left_go_on_with_equal_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "heal"), [("adamw", "boundary"), ("sgd", "hidden"), ("adagrad", "boundary")]
+    ("optimizer", "heal", "behind"),
+    [("adamw", "boundary", "skip"), ("sgd", "hidden", "decay"), ("adagrad", "hidden", "skip")],
 )
-def test_a_process_that_joins_has_all_that_the_members_have(tmp_path, optimizer, heal):
-    said = members("late", 3, tmp_path, optimizer, heal)
+def test_a_process_that_joins_has_all_that_the_members_have(tmp_path, optimizer, heal, behind):
+    said = members("late", 3, tmp_path, optimizer, heal, behind)
     assert len({one["digest"] for one in said}) == 1 and len({one["step"] for one in said}) == 1, said
     assert [one["steps"] < one["step"] for one in said] == [False, False, True], said
     assert [one["neutral"] for one in said] == [0, 0, int(heal == "hidden")], said
+
+
+@pytest.mark.parametrize("heal", ["boundary", "hidden"])
+def test_a_process_that_joins_before_the_first_step_has_what_rank_0_has(tmp_path, heal):
+    said = members("first", 4, tmp_path, heal, killed=[1])
+    assert len({one["digest"] for one in said}) == 1, said
 
 
 def test_attempts_that_are_repeated_leave_no_trace(tmp_path):
