@@ -175,8 +175,12 @@ impl Uses {
     fn insert(&mut self, user: User, piece: &Range<usize>) {
         let is_before = |used: &Use| (used.piece.start, used.piece.end) <= (piece.start, piece.end);
         let is_last = self.0.back().is_none_or(is_before);
-        let place = if is_last { self.0.len() } else { self.0.partition_point(is_before) };
-        self.0.insert(place, Use { user, piece: piece.clone() });
+        let used = Use { user, piece: piece.clone() };
+        if is_last {
+            return self.0.push_back(used);
+        }
+        let place = self.0.partition_point(is_before);
+        self.0.insert(place, used);
     }
 
     /// The place of a use.
@@ -189,8 +193,10 @@ impl Uses {
     }
 
     fn remove(&mut self, user: User, begin: usize) {
-        if let Some(place) = self.place(user, begin) {
-            self.0.remove(place);
+        match self.place(user, begin) {
+            Some(0) => drop(self.0.pop_front()),
+            Some(place) => drop(self.0.remove(place)),
+            None => {}
         }
     }
 
@@ -270,8 +276,8 @@ impl Ledger {
             return Err(PolicyError::NoVector(vector));
         }
         let written = self.written[vector.index()].overlapping_of_disjoint(piece);
-        let in_use = written.or_else(|| self.read[vector.index()].overlapping(piece).filter(|_| writes));
-        match in_use {
+        let read = || if writes { self.read[vector.index()].overlapping(piece) } else { None };
+        match written.or_else(read) {
             None => Ok(()),
             Some(used) => Err(PolicyError::InUse { user, vector, piece: piece.clone(), holder: used.user }),
         }
@@ -373,9 +379,12 @@ impl Ledger {
     ///
     /// [`PolicyError::NotUnderWay`].
     pub fn end_operation(&mut self, id: OperationId) -> Result<(), PolicyError> {
-        let is_first = self.under_way.front().is_some_and(|first| first.id == id);
-        let place = if is_first { Ok(0) } else { self.under_way.binary_search_by_key(&id, |it| it.id) };
-        let ended = place.ok().and_then(|place| self.under_way.remove(place));
+        let ended = if self.under_way.front().is_some_and(|first| first.id == id) {
+            self.under_way.pop_front()
+        } else {
+            let place = self.under_way.binary_search_by_key(&id, |it| it.id);
+            place.ok().and_then(|place| self.under_way.remove(place))
+        };
         let UnderWay { vector, begin, writes, .. } = ended.ok_or(PolicyError::NotUnderWay(id))?;
         self.uses(vector, writes).remove(User::Operation(id), begin);
         Ok(())

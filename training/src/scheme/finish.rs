@@ -65,13 +65,34 @@ pub(crate) struct Finish {
     come: Vec<u64>,
     /// By rank: the writes that it has sent, once it has told.
     told: Vec<Option<u64>>,
+    /// Whether any has told.
+    is_told: bool,
+    /// The first peer that has not told, or the number of ranks. It is not looked for anew at each
+    /// word, as there are words of all ranks.
+    missing: Rank,
     has_begun: bool,
 }
 
 impl Finish {
     pub(crate) fn new(plan: WindowPlan) -> Self {
         let ranks = plan.ranks as usize;
-        Self { plan, sent: vec![0; ranks], come: vec![0; ranks], told: vec![None; ranks], has_begun: false }
+        let mut finish = Self {
+            plan,
+            sent: vec![0; ranks],
+            come: vec![0; ranks],
+            told: vec![None; ranks],
+            is_told: false,
+            missing: 0,
+            has_begun: false,
+        };
+        finish.look_for_missing();
+        finish
+    }
+
+    fn look_for_missing(&mut self) {
+        let has_told = |rank: Rank| rank == self.plan.rank || self.has_told(rank);
+        let missing = (self.missing..self.plan.ranks).find(|rank| !has_told(*rank));
+        self.missing = missing.unwrap_or(self.plan.ranks);
     }
 
     /// All ranks but this one.
@@ -97,12 +118,15 @@ impl Finish {
 
     /// Notes that a rank writes no more; returns whether it has not told that before.
     pub(crate) fn told(&mut self, from: Rank, sent: u64) -> bool {
-        self.told[from as usize].replace(sent).is_none()
+        let is_first = self.told[from as usize].replace(sent).is_none();
+        self.is_told = true;
+        self.look_for_missing();
+        is_first
     }
 
     /// Whether a rank has told that it writes no more.
     pub(crate) fn has_told(&self, from: Rank) -> bool {
-        self.told[from as usize].is_some()
+        self.is_told && self.told[from as usize].is_some()
     }
 
     /// This rank writes and reads no more.
@@ -120,7 +144,7 @@ impl Finish {
 
     /// A peer that may write or read still; `None` at the end of all.
     pub(crate) fn missing(&self) -> Option<Rank> {
-        self.plan.peers().find(|peer| self.told[*peer as usize].is_none())
+        Some(self.missing).filter(|peer| *peer < self.plan.ranks)
     }
 
     /// Whether each write of each peer has come once. To be asked when none is missing.

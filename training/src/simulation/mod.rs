@@ -21,8 +21,10 @@ mod computing;
 mod engines;
 mod error;
 mod faults;
+mod gradients;
 pub mod hybrid;
 mod in_lines;
+mod mail;
 mod network;
 mod one_sided;
 mod passes;
@@ -31,7 +33,7 @@ mod recorded;
 mod report;
 mod rounds;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,9 +52,10 @@ use crate::state::StateError;
 use averages::average;
 use engines::OverEngines;
 use faults::DrawnFaults;
+use gradients::Threads;
+use mail::{Mail, Message};
 use network::{Agenda, OnTheWay, Transfers};
-use rank::{Message, Outgoing, SimulatedRank, Wanted, compute_all};
-
+use rank::{SimulatedRank, Wanted};
 use rounds::{Completed, Rounds};
 
 pub use computing::{Computing, ComputingTextError};
@@ -68,10 +71,6 @@ pub use report::{Observation, Settings, Simulated};
 /// Parameters from which gradients are computed by several threads: below, to start a thread takes
 /// longer.
 const THREADS_FROM: usize = 512;
-
-/// Most gradients that a thread computes at a time: so many that it counts little to start the
-/// thread. Those that are ready late would leave the caches again until then.
-const GRADIENTS_PER_THREAD: usize = 64;
 
 /// What happens at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -149,6 +148,7 @@ pub struct Simulation<'a, L> {
     /// When the network is free for the next all-reduce.
     free_from: Nanos,
     transfers: Transfers,
+    mail: Mail,
     messages: OnTheWay<Message>,
     readings: OnTheWay<Reading>,
     rounds: Vec<Rounds>,
@@ -271,17 +271,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let rank = |rank| SimulatedRank::new(rank, plan(rank), &initial, learner, settings);
         let ranks = (0..settings.ranks).map(rank);
         let ranks: Vec<SimulatedRank> = ranks.collect();
-        let (mut rounds, mut lines) = (Vec::new(), Vec::new());
-        let mut found = HashMap::new();
-        for rank in &ranks {
-            let own = rank.lines().iter().enumerate().map(|(dimension, line)| {
-                *found.entry((dimension, line.ranks[0])).or_insert_with(|| {
-                    rounds.push(Rounds::new(line.clone()));
-                    rounds.len() - 1
-                })
-            });
-            lines.push(own.collect());
-        }
+        let mail = Mail::new(ranks.len(), ranks[0].slots());
+        let (rounds, lines) = Rounds::of_lines(ranks.iter().map(SimulatedRank::lines));
         Ok(Self {
             learner,
             parameters,
@@ -299,6 +290,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             calls_ended: 0,
             free_from: Nanos::ZERO,
             transfers: Transfers::default(),
+            mail,
             messages: OnTheWay::default(),
             readings: OnTheWay::default(),
             rounds,
@@ -429,6 +421,15 @@ impl<'a, L: Learner> Simulation<'a, L> {
         observe: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, SimulationError> {
         self.draw_faults();
+        Threads::with(self.learner, self.threads, |threads| self.work_with(threads, network, observe))
+    }
+
+    fn work_with(
+        &mut self,
+        threads: &Threads,
+        network: &mut dyn Network,
+        observe: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, SimulationError> {
         for rank in 0..self.settings.ranks {
             self.deliver(rank, self.begins_with, network)?;
         }
@@ -449,7 +450,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             match happening {
                 Happening::Ready { rank, bucket } => {
                     while self.ranks[rank as usize].lacks_gradient() {
-                        self.compute();
+                        threads.compute(&mut self.ranks, self.learner);
                     }
                     if let Some((step, loss)) = self.ranks[rank as usize].infinite_loss() {
                         return Err(SimulationError::Loss { rank, step, loss: loss.to_string() });
@@ -468,7 +469,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 Happening::Averaged => self.averaged(network)?,
                 Happening::Arrives { rank, message } => {
                     let message = self.messages.take(message);
-                    self.ranks[rank as usize].inbox.push_back(message);
+                    self.mail.come(rank, message);
                     if !self.ranks[rank as usize].is_computing() {
                         self.hear_all(rank, network)?;
                     }
@@ -587,8 +588,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
             let missing = call.asked.iter().position(Option::is_none).unwrap_or_default() as Rank;
             return Err(SimulationError::Stuck { number: self.calls_ended, missing });
         }
-        if let Some(rank) = self.ranks.iter().find(|rank| !is_done(rank)) {
-            let (peer, step) = (rank.awaits(), rank.step());
+        let is_standing = |rank: &&SimulatedRank| !is_done(rank) || self.mail.has_outgoing(rank.number());
+        if let Some(rank) = self.ranks.iter().find(is_standing) {
+            let peer = self.mail.awaits(rank.number()).unwrap_or_else(|| rank.awaits());
+            let step = rank.step();
             return Err(SimulationError::Silence { rank: rank.number(), peer, step });
         }
         Ok(())
@@ -598,6 +601,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
     /// whether there were any.
     fn hear_all(&mut self, rank: Rank, network: &mut dyn Network) -> Result<bool, SimulationError> {
         let (was_computing, mut heard) = (self.ranks[rank as usize].is_computing(), false);
+        self.mail.gather(rank);
         while !self.ranks[rank as usize].is_lost()
             && self.ranks[rank as usize].is_computing() == was_computing
             && let Some(Message { from, word, elements }) = self.next_message(rank)?
@@ -606,10 +610,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
             let event = match elements {
                 None => Event::Told { from, word },
                 Some(elements) => {
-                    self.ranks[rank as usize].take_arrival(&elements);
+                    self.ranks[rank as usize].take_arrival(self.mail.gathered(&elements));
                     if self.engines.is_none() {
                         // The writer has its credit back.
-                        self.ranks[from as usize].credit(rank);
+                        self.mail.give_credit(from, rank);
                         self.send_outgoing(from, network);
                     }
                     Event::Arrived { from, word }
@@ -622,18 +626,20 @@ impl<'a, L: Learner> Simulation<'a, L> {
 
     /// The next message that has come to a rank and that it has not heard of.
     fn next_message(&mut self, rank: Rank) -> Result<Option<Message>, SimulationError> {
-        let Some(engines) = &mut self.engines else { return Ok(self.ranks[rank as usize].inbox.pop_front()) };
+        let Some(engines) = &mut self.engines else { return Ok(self.mail.hear(rank)) };
         let message = engines.next_message(rank);
         message.map_err(|error| self.because_of_loss(error))
     }
 
     /// Sends what a rank has to send, in its order, as far as it has credits.
     fn send_outgoing(&mut self, rank: Rank, network: &mut dyn Network) {
-        while !self.ranks[rank as usize].is_lost()
-            && let Some((written, to, bytes, message)) = self.ranks[rank as usize].next_message()
+        while self.mail.has_outgoing(rank)
+            && !self.ranks[rank as usize].is_lost()
+            && let Some((written, to, bytes, message)) = self.mail.next_sent(rank)
         {
+            self.ranks[rank as usize].count(message.element_bytes());
             let time = self.transfer_time(network, rank, to, bytes);
-            let at = self.transfers.send(time, self.now, rank, to);
+            let at = self.transfers.send(time, (self.now, Duration::ZERO), rank, to);
             let message = self.messages.put(message);
             self.happen(at, Happening::Arrives { rank: to, message });
             if let Some(id) = written {
@@ -696,7 +702,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             latency += self.transfer_time(network, rank, from, 0).latency;
         }
         let time = self.transfer_time(network, from, rank, bytes);
-        let at = self.transfers.send(time, self.now + latency, from, rank);
+        let at = self.transfers.send(time, (self.now, latency), from, rank);
         let reading = Reading { id, into, piece, from, reads, version, word, elements };
         let message = self.readings.put(reading);
         self.happen(at, Happening::ReadEnds { rank, message });
@@ -754,6 +760,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         let mut ends_with = None;
         let mut refused = Vec::new();
+        let copied = self.engines.is_none().then(|| self.ranks[rank as usize].copy_for(&requests)).flatten();
         for request in requests.drain(..) {
             let request = match &mut self.engines {
                 Some(engines) => engines.take(rank, request),
@@ -803,12 +810,13 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     self.begin_reading(rank, from, (id, into, piece, reads), network);
                 }
                 Request::Write { id, to, waits: false, .. }
-                    if self.engines.is_some() || !self.ranks[rank as usize].has_credit(to) =>
+                    if self.engines.is_some() || !self.mail.has_credit(rank, to) =>
                 {
                     refused.push((id, Outcome::Refused { by: to }));
                 }
                 Request::Write { id, to, from, piece, word, waits: _ } => {
-                    self.ranks[rank as usize].send(Outgoing::Write { id, to, from, piece, word });
+                    let elements = self.ranks[rank as usize].elements(copied.as_ref(), from, &piece);
+                    self.mail.write([rank, to], id, word, elements);
                     self.send_outgoing(rank, network);
                 }
                 Request::Commit { .. } => {
@@ -816,7 +824,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     return Err(SimulationError::Policy { rank, error });
                 }
                 Request::Tell { to, word } => {
-                    self.ranks[rank as usize].send(Outgoing::Word { to, word });
+                    self.mail.tell([rank, to], word);
                     self.send_outgoing(rank, network);
                 }
             }
@@ -883,20 +891,6 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         let end = self.ranks[rank as usize].backward_end(begin);
         self.happen(end, Happening::Computed { rank, step });
-    }
-
-    /// Computes the gradients of ranks that are computing, those that are ready first, on all
-    /// processors. A gradient depends on its rank alone, and its parameters stay as they are until
-    /// it is ready. So it is computed when it is needed, and the next ones with it.
-    fn compute(&mut self) {
-        let mut waiting: Vec<&mut SimulatedRank> =
-            self.ranks.iter_mut().filter(|rank| rank.lacks_gradient()).collect();
-        let most = self.threads * GRADIENTS_PER_THREAD;
-        if waiting.len() > most {
-            waiting.select_nth_unstable_by_key(most, |rank| rank.ready_from());
-            waiting.truncate(most);
-        }
-        compute_all(&mut waiting, self.learner, self.threads);
     }
 
     /// Notes that a rank asks for an all-reduce; the last one lets it begin.

@@ -58,37 +58,59 @@ impl<F: FnMut(u64) -> Duration> Network for F {
 /// rank sends another arrives in the order in which it was sent.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
-    /// By rank: until when it sends, and until when it receives.
-    busy: Vec<[Nanos; 2]>,
-    /// By sender and receiver: the latest arrival. As long as ranks that have sent and received.
-    arrivals: Vec<Vec<Nanos>>,
+    /// By rank.
+    ends: Vec<LinkEnd>,
+}
+
+/// The transfers of one rank.
+#[derive(Debug, Default)]
+struct LinkEnd {
+    sends_until: Nanos,
+    receives_until: Nanos,
+    /// The latest arrival of all that it has sent.
+    latest: Nanos,
+    /// What it has sent and has not arrived: to whom, and when that is there. A matrix of all pairs
+    /// of ranks would be in no cache.
+    on_the_way: VecDeque<(Rank, Nanos)>,
 }
 
 impl Transfers {
-    /// Sends what takes this time by itself; returns when it arrives.
-    pub(crate) fn send(&mut self, time: TransferTime, now: Nanos, from: Rank, to: Rank) -> Nanos {
-        let TransferTime { latency, sending } = time;
-        let begin = now.max(self.busy(from)[0]).max(self.busy(to)[1]);
-        let end = begin + sending;
-        self.busy(from)[0] = end;
-        self.busy(to)[1] = end;
-        let latest = place_of(place_of(&mut self.arrivals, from), to);
-        *latest = (*latest).max(end + latency);
-        *latest
+    /// Sends what takes this time by itself, and begins `after` now at the earliest; returns when
+    /// it arrives.
+    pub(crate) fn send(
+        &mut self,
+        time: TransferTime,
+        (now, after): (Nanos, Duration),
+        from: Rank,
+        to: Rank,
+    ) -> Nanos {
+        let begin = (now + after).max(self.end(from).sends_until).max(self.end(to).receives_until);
+        let sent = begin + time.sending;
+        self.end(to).receives_until = sent;
+        let sender = self.end(from);
+        sender.sends_until = sent;
+        let mut arrival = sent + time.latency;
+        if sender.latest > arrival {
+            let before = sender.on_the_way.iter().filter(|(other, _)| *other == to);
+            arrival = before.map(|(_, at)| *at).fold(arrival, Nanos::max);
+        }
+        sender.latest = sender.latest.max(arrival);
+        // Whatever has arrived is before all that is sent from now on.
+        while sender.on_the_way.pop_front_if(|(_, at)| *at <= now).is_some() {}
+        if arrival > now {
+            sender.on_the_way.push_back((to, arrival));
+        }
+        arrival
     }
 
-    fn busy(&mut self, rank: Rank) -> &mut [Nanos; 2] {
-        place_of(&mut self.busy, rank)
+    /// The end of a rank, which is made if there is none.
+    fn end(&mut self, rank: Rank) -> &mut LinkEnd {
+        let place = rank as usize;
+        if self.ends.len() <= place {
+            self.ends.resize_with(place + 1, LinkEnd::default);
+        }
+        &mut self.ends[place]
     }
-}
-
-/// The place of a rank, which is made if there is none.
-fn place_of<T: Default>(places: &mut Vec<T>, rank: Rank) -> &mut T {
-    let place = rank as usize;
-    if places.len() <= place {
-        places.resize_with(place + 1, T::default);
-    }
-    &mut places[place]
 }
 
 /// What happens at a time. Of several in a heap the one that is first comes out, and of those at
@@ -256,10 +278,32 @@ mod tests {
         // A millisecond, and a nanosecond a byte.
         let time =
             |bytes| TransferTime { latency: Duration::from_millis(1), sending: Duration::from_nanos(bytes) };
-        let mut send = |from, to, bytes| transfers.send(time(bytes), now, from, to).0;
+        let mut send = |from, to, bytes| transfers.send(time(bytes), (now, Duration::ZERO), from, to).0;
         assert_eq!(send(0, 1, 100), 5 + 100 + 1_000_000);
         assert_eq!(send(0, 2, 10), 5 + 110 + 1_000_000, "rank 0 sends");
         assert_eq!(send(3, 1, 10), 5 + 110 + 1_000_000, "rank 1 receives");
         assert_eq!(send(1, 0, 10), 5 + 10 + 1_000_000, "rank 1 sends nothing, and rank 0 receives nothing");
+    }
+
+    /// However late each of them is.
+    #[test]
+    fn what_one_rank_sends_another_arrives_in_its_order() {
+        let (mut transfers, mut random) = (Transfers::default(), Random::new(7));
+        let (mut latest, mut now) = ([[Nanos::ZERO; 4]; 4], Nanos::ZERO);
+        let mut ordered = 0;
+        for _ in 0..5_000 {
+            now += Duration::from_nanos(random.below(20));
+            let [from, to] = [0; 2].map(|_: u8| random.below(4) as Rank);
+            let [latency, sending, after] =
+                [200, 10, 30].map(|most| Duration::from_nanos(random.below(most)));
+            let at = transfers.send(TransferTime { latency, sending }, (now, after), from, to);
+            let before = &mut latest[from as usize][to as usize];
+            assert!(at >= *before && at >= now + after + sending + latency);
+            ordered += u32::from(at == *before && at > now);
+            *before = at;
+        }
+        assert!(ordered > 100, "only {ordered} have waited for the one before");
+        let kept = transfers.ends.iter().map(|end| end.on_the_way.len()).max();
+        assert!(kept < Some(100), "{kept:?} are kept that have arrived");
     }
 }

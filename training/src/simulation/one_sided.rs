@@ -13,7 +13,8 @@ use std::sync::Arc;
 use pleach_collectives::Rank;
 
 use super::engines::{Arrived, Engines, ReadEnded};
-use super::rank::{Message, SimulatedRank};
+use super::mail::{Elements, Message};
+use super::rank::SimulatedRank;
 use crate::copies::PeerCopy;
 use crate::interpreter::Request;
 use crate::outbox::Outbox;
@@ -138,7 +139,7 @@ impl OneSided {
             return Ok(None);
         }
         Ok(engines.take_write(rank)?.map(|Arrived { from, slot, word, elements }| {
-            let elements = (slot != self.window.1).then(|| Arc::from(elements));
+            let elements = (slot != self.window.1).then(|| Elements::whole(Arc::from(elements)));
             Message { from, word, elements }
         }))
     }

@@ -1,7 +1,6 @@
 //! One simulated rank: its policy, vectors, optimizer and times.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +10,8 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use super::Settings;
+use super::gradients::Task;
+use super::mail::Elements;
 use super::passes::Passes;
 use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::compression::{Compression, Parts};
@@ -20,7 +21,7 @@ use crate::layout::Bucket;
 use crate::learner::{Learner, Sgd};
 use crate::ledger::PolicyError;
 use crate::lines::Line;
-use crate::policy::{Event, OperationId, Vector};
+use crate::policy::{Event, Vector};
 use crate::rows::{decode as decode_rows, encode as encode_rows};
 use crate::state::StateError;
 
@@ -66,22 +67,12 @@ impl Vectors for LocalVectors {
     }
 }
 
-/// A write or a word on its way.
+/// A copy of a piece of a vector, for all writes that a rank asks for at a time.
 #[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) from: Rank,
-    pub(crate) word: u64,
-    /// None: a word alone.
-    pub(crate) elements: Option<Arc<[f32]>>,
-}
-
-/// A write or a word that a rank has to send.
-#[derive(Debug)]
-pub(crate) enum Outgoing {
-    /// A write.
-    Write { id: OperationId, to: Rank, from: Vector, piece: Range<usize>, word: u64 },
-    /// A word.
-    Word { to: Rank, word: u64 },
+pub(crate) struct Copied {
+    vector: Vector,
+    piece: Range<usize>,
+    copy: Arc<[f32]>,
 }
 
 /// What an all-reduce is of.
@@ -105,9 +96,6 @@ impl fmt::Display for Wanted {
 /// The vector of a checkpoint with the velocity of the optimizer.
 const OPTIMIZER: &str = "optimizer";
 
-/// Bytes of a word.
-const WORD_BYTES: u64 = 8;
-
 /// A rank's vectors, and the optimizer that steps in pieces of them.
 struct Stepping<'a> {
     vectors: &'a mut LocalVectors,
@@ -129,6 +117,9 @@ impl Vectors for Stepping<'_> {
         self.vectors.publish(vector, piece, word);
     }
 }
+
+/// What computing reads, and what it writes.
+const COMPUTED_WITH: [Vector; 2] = [Vector::Parameters, Vector::Gradient];
 
 /// A gradient that is computed.
 #[derive(Clone, Copy)]
@@ -156,18 +147,6 @@ impl InComputing {
     }
 }
 
-/// Computes the gradients of ranks on so many threads, of which this one is the first.
-pub(crate) fn compute_all(ranks: &mut [&mut SimulatedRank], learner: &impl Learner, threads: usize) {
-    let each = ranks.len().div_ceil(threads);
-    let (own, others) = ranks.split_at_mut(each);
-    std::thread::scope(|scope| {
-        for ranks in others.chunks_mut(each.max(1)) {
-            scope.spawn(move || ranks.iter_mut().for_each(|rank| rank.compute(learner)));
-        }
-        own.iter_mut().for_each(|rank| rank.compute(learner));
-    });
-}
-
 /// See the module.
 pub(crate) struct SimulatedRank {
     number: Rank,
@@ -182,15 +161,10 @@ pub(crate) struct SimulatedRank {
     step: u64,
     operations: u64,
     bytes: u64,
-    /// What has come and was not heard of.
-    pub(crate) inbox: VecDeque<Message>,
-    outgoing: VecDeque<Outgoing>,
     /// Lines that it leaves and that have not ended.
     leaving: usize,
     /// Whether it has ended before its last step.
     is_lost: bool,
-    /// By peer, of a plan with a window: writes that it has not heard of.
-    unheard: Vec<u16>,
     /// By peer, of a table: the stamps of its share, as it was read last.
     known_stamps: Vec<Option<Arc<[f32]>>>,
 }
@@ -224,11 +198,8 @@ impl SimulatedRank {
             step: 0,
             operations: 0,
             bytes: 0,
-            inbox: VecDeque::new(),
-            outgoing: VecDeque::new(),
             leaving: 0,
             is_lost: false,
-            unheard: vec![0; peers],
             known_stamps: vec![None; if row.is_some() { peers } else { 0 }],
         }
     }
@@ -255,50 +226,38 @@ impl SimulatedRank {
 
     /// Whether it has come to rest before a checkpoint.
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.interpreter.is_at_rest() && self.outgoing.is_empty()
+        self.interpreter.is_at_rest()
     }
 
-    /// Takes what is to be sent after everything before.
-    pub(crate) fn send(&mut self, outgoing: Outgoing) {
-        self.outgoing.push_back(outgoing);
-    }
-
-    /// Whether a write to a peer would be sent at once.
-    pub(crate) fn has_credit(&self, to: Rank) -> bool {
-        let slots = self.interpreter.window().map_or(0, |plan| plan.slots);
-        self.outgoing.is_empty() && self.unheard[to as usize] < slots
-    }
-
-    /// The next message, if this rank has a credit for it: the write that is done by it, the
-    /// receiver, and its bytes.
-    pub(crate) fn next_message(&mut self) -> Option<(Option<OperationId>, Rank, u64, Message)> {
-        if let Outgoing::Write { to, .. } = self.outgoing.front()? {
-            let slots = self.interpreter.window().map_or(0, |plan| plan.slots);
-            let unheard = &mut self.unheard[*to as usize];
-            if *unheard >= slots {
-                return None;
-            }
-            *unheard += 1;
-        }
-        let from_rank = self.number;
-        match self.outgoing.pop_front()? {
-            Outgoing::Word { to, word } => {
-                Some((None, to, WORD_BYTES, Message { from: from_rank, word, elements: None }))
-            }
-            Outgoing::Write { id, to, from, piece, word } => {
-                let (row, mut memory) = (self.row(), Vec::new());
-                let elements: Arc<[f32]> = Arc::from(encode_rows(self.piece(from, &piece), row, &mut memory));
-                let bytes = size_of_val(&elements[..]) as u64;
-                self.count(bytes);
-                let message = Message { from: from_rank, word, elements: Some(elements) };
-                Some((Some(id), to, bytes + WORD_BYTES, message))
+    /// Copies what the writes among these requests send of one vector, once for all of them: before
+    /// the last of them is taken nothing changes. Of a table each write has rows of its own.
+    pub(crate) fn copy_for(&mut self, requests: &[Request]) -> Option<Copied> {
+        let mut all: Option<(Vector, Range<usize>)> = None;
+        for request in requests {
+            let Request::Write { from, piece, .. } = request else { continue };
+            let (vector, covered) = all.get_or_insert_with(|| (*from, piece.clone()));
+            if vector == from {
+                *covered = covered.start.min(piece.start)..covered.end.max(piece.end);
             }
         }
+        let (vector, piece) = all.filter(|_| self.row().is_none())?;
+        let copy = Arc::from(&*self.piece(vector, &piece));
+        Some(Copied { vector, piece, copy })
     }
 
-    /// A peer has heard of a write.
-    pub(crate) fn credit(&mut self, peer: Rank) {
-        self.unheard[peer as usize] -= 1;
+    /// The elements of a write: of the copy, if it has them.
+    pub(crate) fn elements(
+        &mut self,
+        copied: Option<&Copied>,
+        vector: Vector,
+        piece: &Range<usize>,
+    ) -> Elements {
+        if let Some(copied) = copied.filter(|copied| copied.vector == vector) {
+            let begin = copied.piece.start;
+            return Elements::part(copied.copy.clone(), piece.start - begin..piece.end - begin);
+        }
+        let (row, mut memory) = (self.row(), Vec::new());
+        Elements::whole(Arc::from(encode_rows(self.piece(vector, piece), row, &mut memory)))
     }
 
     /// Stores the elements of a write that has come.
@@ -340,12 +299,9 @@ impl SimulatedRank {
         (bytes, asks_twice)
     }
 
-    /// The rank for whose word or credit it waits, if it waits.
+    /// The rank for whose word it waits, if it waits.
     pub(crate) fn awaits(&self) -> Rank {
-        let of_credit = self.outgoing.front().map(|outgoing| match outgoing {
-            Outgoing::Write { to, .. } | Outgoing::Word { to, .. } => *to,
-        });
-        of_credit.or_else(|| self.interpreter.awaits()).unwrap_or(self.number)
+        self.interpreter.awaits().unwrap_or(self.number)
     }
 
     /// Whether its policy has come to its end.
@@ -384,6 +340,11 @@ impl SimulatedRank {
     pub(crate) fn window(&self) -> Option<(usize, u16)> {
         let plan = self.interpreter.window()?;
         Some((plan.published(self.interpreter.parameters()), plan.slots + 1))
+    }
+
+    /// Its slots at each peer for writes, if it writes.
+    pub(crate) fn slots(&self) -> u16 {
+        self.interpreter.window().map_or(0, |plan| plan.slots)
     }
 
     /// Its lines.
@@ -553,12 +514,21 @@ impl SimulatedRank {
         self.in_computing.is_some_and(|computing| computing.has_all && computing.loss.is_none())
     }
 
-    /// Computes the gradient that was begun.
-    pub(crate) fn compute(&mut self, learner: &impl Learner) {
-        let Some(computing) = &mut self.in_computing else { return };
-        let all = 0..self.interpreter.parameters();
-        let [parameters, gradient] = self.vectors.pieces([Vector::Parameters, Vector::Gradient], &all);
-        computing.loss = Some(learner.gradient(self.number, computing.step, parameters, gradient));
+    /// Lends its vectors to a thread that computes the gradient that was begun.
+    pub(crate) fn lend(&mut self) -> Task {
+        let lend = |vector: Vector| std::mem::take(&mut self.vectors.vectors[vector.index()]);
+        Task::new(self.number, self.step, COMPUTED_WITH.map(lend))
+    }
+
+    /// Takes them back with the gradient.
+    pub(crate) fn take_back(&mut self, task: Task) {
+        let (loss, vectors) = task.ended();
+        for (vector, elements) in COMPUTED_WITH.into_iter().zip(vectors) {
+            self.vectors.vectors[vector.index()] = elements;
+        }
+        if let Some(computing) = &mut self.in_computing {
+            computing.loss = Some(loss);
+        }
     }
 
     /// The step and the loss of the gradient that was begun, if the loss is not finite.

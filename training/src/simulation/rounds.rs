@@ -7,6 +7,7 @@
 //! **Invariant:** rounds are bound in order, each rank once a round. A contribution that is carried
 //! is in one result, one that is dropped in none.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,6 +103,22 @@ impl Rounds {
             must_correct: false,
             has_ended: false,
         }
+    }
+
+    /// The rounds of all lines, and by rank and its line which of them; of the lines of each rank.
+    pub(crate) fn of_lines<'a>(lines: impl Iterator<Item = &'a [Line]>) -> (Vec<Self>, Vec<Vec<usize>>) {
+        let (mut rounds, mut found) = (Vec::new(), HashMap::new());
+        let of_rank = |lines: &'a [Line]| {
+            let number = |(dimension, line): (usize, &Line)| {
+                *found.entry((dimension, line.ranks[0])).or_insert_with(|| {
+                    rounds.push(Self::new(line.clone()));
+                    rounds.len() - 1
+                })
+            };
+            lines.iter().enumerate().map(number).collect()
+        };
+        let numbers = lines.map(of_rank).collect();
+        (rounds, numbers)
     }
 
     /// The line.

@@ -289,11 +289,13 @@ impl SharedCentre {
             self.is_final[self.plan.rank as usize] = true;
             self.phase = Phase::Awaiting;
         }
-        if self.phase == Phase::Awaiting && self.missing().is_none() {
+        let mut missing = self.missing();
+        if self.phase == Phase::Awaiting && missing.is_none() {
             self.phase = Phase::Ending;
             self.read(actions);
+            missing = self.missing();
         }
-        if let Some(from) = self.missing() {
+        if let Some(from) = missing {
             actions.push(Action::Await { from });
         }
     }
