@@ -39,7 +39,7 @@ fn claims_of_trainings_are_found_in_short() {
     for experiment in [
         zhang::beside_downpour,
         quality::grid_keeps_quality,
-        jin::frozen_rank,
+        jin::lost_rank,
         barriers::waiting,
         barriers::credits,
         staleness::throughput,

@@ -63,7 +63,17 @@ const STEPS: u64 = 400;
 fn world(ranks: u32, spread: f64, cv: f64, seed: u64) -> Result<World, String> {
     let computing = computing(&format!("10ms,cv={cv},spread={spread}"))?;
     let (links, end) = (Links::default(), End::Steps(STEPS));
-    Ok(World { ranks, computing, links, learning_rate: 0.1, momentum: 0.0, seed, end, rate_falls: false })
+    Ok(World {
+        ranks,
+        computing,
+        links,
+        learning_rate: 0.1,
+        momentum: 0.0,
+        seed,
+        end,
+        rate_falls: false,
+        death: None,
+    })
 }
 
 const SPREADS: [f64; 2] = [0.5, 1.0];

@@ -4,11 +4,11 @@
 use std::fmt::Write as _;
 
 use super::images::Data;
-use super::world::{End, Links, World, computing};
+use super::world::{End, Links, World, computing, in_steps};
 use super::{Claim, Material, Verdict, head, median};
 
 pub(crate) const CROSSING: &str = "Jin: crossing";
-pub(crate) const FROZEN: &str = "Jin: a rank that stands still";
+pub(crate) const LOST: &str = "Jin: a rank that stands still or ends";
 
 const RANKS: [u32; 6] = [4, 8, 16, 32, 64, 128];
 const SCHEMES: [&str; 3] = ["sync", "gossip", "easgd:every=1"];
@@ -30,7 +30,17 @@ fn world(mnist: &Data, ranks: u32, times: &str, seed: u64) -> Result<World, Stri
         bytes: mnist.parameter_bytes(),
     };
     let (computing, end) = (computing(times)?, End::Time(TIME));
-    Ok(World { ranks, computing, links, learning_rate: 1.0, momentum: 0.0, seed, end, rate_falls: false })
+    Ok(World {
+        ranks,
+        computing,
+        links,
+        learning_rate: 1.0,
+        momentum: 0.0,
+        seed,
+        end,
+        rate_falls: false,
+        death: None,
+    })
 }
 
 /// Test losses after equal time, of each of [`SCHEMES`], with the learning rates.
@@ -109,72 +119,132 @@ fn said(ahead: &[(u32, bool)]) -> String {
     }
 }
 
-/// The rank that stands still, of so many.
+/// The rank that stands still, or ends, of so many.
 const STILL: u32 = 5;
 const RANKS_BESIDE: u32 = 16;
+
+/// The step before which it ends: after a fifth of the time.
+const ENDS_BEFORE: u64 = 44;
 
 /// The share of steps that other ranks of gossip may lose.
 const LOST_MAX: f64 = 0.02;
 
-/// Sixteen ranks of which one never ends its first step.
-pub(crate) fn frozen_rank(material: &Material) -> Result<Claim, String> {
+/// The share of steps that ranks lose at least that stand.
+const STANDS_MIN: f64 = 0.9;
+
+/// What becomes of the other ranks.
+enum Others {
+    /// Rank 0 makes so many steps, and their mean has this test loss.
+    GoOn { steps: f64, loss: f64 },
+    /// The training ends, and names the rank and its step.
+    Name,
+}
+
+impl Others {
+    /// Of trainings that all end in one way.
+    fn of(world: &World, mnist: &Data, text: &str, seeds: &[u64]) -> Result<Self, String> {
+        let early = |steps: u64, time: f64| steps as f64 * (TIME / time).min(1.0);
+        match world.train_all(mnist, text, seeds) {
+            Ok(trained) => {
+                let steps = trained
+                    .iter()
+                    .map(|trained| early(trained.simulated.steps, in_steps(trained.simulated.time)));
+                let loss = median(trained.iter().map(|trained| trained.loss));
+                Ok(Self::GoOn { steps: median(steps), loss })
+            }
+            Err(error) => match world.death {
+                Some((rank, step))
+                    if error.contains(&format!("rank {rank} has ended before step {step}")) =>
+                {
+                    Ok(Self::Name)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// The share of steps that they lose; `None` where the rank is named.
+    fn lost(&self, all: f64) -> Option<f64> {
+        match self {
+            Self::GoOn { steps, .. } => Some(1.0 - steps / all),
+            Self::Name => None,
+        }
+    }
+
+    /// Cells: the steps, the share that is lost, and the loss.
+    fn cells(&self, all: f64) -> [String; 3] {
+        match self {
+            Self::GoOn { steps, loss } => {
+                [format!("{steps:.0}"), format!("{:.1} %", (1.0 - steps / all) * 100.0), format!("{loss:.3}")]
+            }
+            Self::Name => [format!("rank {STILL} is named"), "–".to_owned(), "–".to_owned()],
+        }
+    }
+
+    /// In words, with this share.
+    fn said(&self, share: &str) -> String {
+        match self {
+            Self::GoOn { .. } => share.to_owned(),
+            Self::Name => "the rank is named".to_owned(),
+        }
+    }
+}
+
+/// Sixteen ranks of which one never ends its first step, or ends.
+pub(crate) fn lost_rank(material: &Material) -> Result<Claim, String> {
     let claim = "asynchronous ranks are resilient to ranks that lag or fail";
-    let acceptance = "other ranks of gossip lose < 2 % of their steps; sync stands";
+    let acceptance = "other ranks of gossip lose < 2 % of their steps; sync stands, or names the rank";
     let mnist = match material.images() {
         Ok(mnist) => mnist,
-        Err(because) => return Ok(Claim::not_measured(FROZEN, claim, acceptance, because)),
+        Err(because) => return Ok(Claim::not_measured(LOST, claim, acceptance, because)),
     };
     let mut table = head(&[
         "scheme",
         "steps of rank 0, all well",
         "with a rank that stands",
         "lost",
+        "with a rank that has ended",
+        "lost",
         "test loss, all well",
-        "with it",
+        "with a rank that stands",
+        "with a rank that has ended",
     ]);
-    let mut lost = Vec::new();
+    let (mut lost, mut found) = (Vec::new(), Vec::new());
     for text in SCHEMES {
-        let mut row = Vec::new();
-        for times in ["10ms,cv=0.1".to_owned(), format!("10ms,cv=0.1,straggler={STILL}:1000")] {
-            let world = world(mnist, RANKS_BESIDE, &times, material.seeds()[0])?;
-            let trained = world.train_all(mnist, text, material.seeds())?;
-            let early = |steps: u64, time: f64| steps as f64 * (TIME / time).min(1.0);
-            let steps = trained.iter().map(|trained| {
-                early(trained.simulated.steps, super::world::in_steps(trained.simulated.time))
-            });
-            row.push((median(steps), median(trained.iter().map(|trained| trained.loss))));
-        }
-        let share = 1.0 - row[1].0 / row[0].0;
-        lost.push(share);
+        let standing = format!("10ms,cv=0.1,straggler={STILL}:1000");
+        let well = world(mnist, RANKS_BESIDE, "10ms,cv=0.1", material.seeds()[0])?;
+        let stands = world(mnist, RANKS_BESIDE, &standing, material.seeds()[0])?;
+        let ended = World { death: Some((STILL, ENDS_BEFORE)), ..well };
+        let others = |world: &World| Others::of(world, mnist, text, material.seeds());
+        let Others::GoOn { steps: all, loss } = others(&well)? else {
+            return Err(format!("{text}: a rank has ended where none does"));
+        };
+        let both = [others(&stands)?, others(&ended)?];
+        let [[steps, share, standing_loss], [steps_beside, share_beside, loss_beside]] =
+            both.each_ref().map(|others| others.cells(all));
         let _ = writeln!(
             table,
-            "| `{text}` | {:.0} | {:.0} | {:.1} % | {:.3} | {:.3} |",
-            row[0].0,
-            row[1].0,
-            share * 100.0,
-            row[0].1,
-            row[1].1
+            "| `{text}` | {all:.0} | {steps} | {share} | {steps_beside} | {share_beside} | {loss:.3} | \
+             {standing_loss} | {loss_beside} |"
         );
+        found.push(format!("by `{text}` {share} and {}", both[1].said(&share_beside)));
+        lost.push(both.map(|others| others.lost(all)));
     }
-    let stands = lost[0] > 0.9;
+    let stands = lost[0].iter().all(|lost| lost.is_none_or(|lost| lost > STANDS_MIN));
+    let goes_on = lost[1].iter().all(|lost| lost.is_some_and(|lost| lost < LOST_MAX));
     Ok(Claim {
-        name: FROZEN,
+        name: LOST,
         claim,
         experiment: format!(
-            "MNIST, {RANKS_BESIDE} ranks, of which rank {STILL} never ends its first step in 220 steps' time, which is \
-             harder than standing for a fifth of it; η = 1"
+            "MNIST, {RANKS_BESIDE} ranks, 220 steps' time, of which rank {STILL} never ends its first step, which is \
+             harder than standing for a fifth of the time, or ends before step {ENDS_BEFORE}, after a fifth of it; η = 1"
         ),
         acceptance,
         found: format!(
-            "other ranks lose {:.1} % of their steps by gossip, {:.1} % by sync, {:.1} % by EASGD",
-            lost[1] * 100.0,
-            lost[0] * 100.0,
-            lost[2] * 100.0
+            "other ranks lose beside the one that stands, and the one that has ended: {}",
+            found.join(", ")
         ),
-        verdict: Verdict::of(
-            lost[1] < LOST_MAX && stands,
-            "ranks of gossip wait for the one that stands still",
-        ),
+        verdict: Verdict::of(goes_on && stands, "ranks of gossip wait for the one that is lost"),
         table,
     })
 }

@@ -186,7 +186,7 @@ pub(crate) const EXPERIMENTS: [Experiment; 19] = [
     (zhang::DOWNPOUR, zhang::beside_downpour),
     (quality::PENG, quality::grid_keeps_quality),
     (jin::CROSSING, jin::crossing),
-    (jin::FROZEN, jin::frozen_rank),
+    (jin::LOST, jin::lost_rank),
     (barriers::OPTIMAL, barriers::zipline_is_optimal),
     (barriers::WAITING, barriers::waiting),
     (barriers::LOSS, barriers::final_loss),

@@ -35,6 +35,7 @@ fn world(ranks: u32, times: &str, steps: u64, seed: u64) -> Result<World, String
         seed,
         end,
         rate_falls: false,
+        death: None,
     })
 }
 

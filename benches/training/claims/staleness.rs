@@ -19,7 +19,17 @@ pub(crate) const SWEEP: &str = "BAP: choice of the bound";
 
 fn world(ranks: u32, learning_rate: f32, seed: u64, end: End) -> Result<World, String> {
     let (computing, links) = (computing("10ms,cv=0.3")?, Links::default());
-    Ok(World { ranks, computing, links, learning_rate, momentum: 0.0, seed, end, rate_falls: false })
+    Ok(World {
+        ranks,
+        computing,
+        links,
+        learning_rate,
+        momentum: 0.0,
+        seed,
+        end,
+        rate_falls: false,
+        death: None,
+    })
 }
 
 /// Steps of a rank where steps in a second are counted.

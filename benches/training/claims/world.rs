@@ -71,6 +71,8 @@ pub(crate) struct World {
     pub(crate) end: End,
     /// Whether the learning rate falls to 0 by a cosine, where the number of steps is known.
     pub(crate) rate_falls: bool,
+    /// A rank that ends, and the step before which it does.
+    pub(crate) death: Option<(Rank, u64)>,
 }
 
 /// A training that came to its end.
@@ -117,7 +119,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// The scheme is refused, or an invariant is broken.
+    /// The scheme is refused, an invariant is broken, or a rank has ended for which others wait.
     pub(crate) fn run(
         &self,
         learner: &impl Learner,
@@ -131,7 +133,10 @@ impl World {
         let Self { ranks, computing, learning_rate, momentum, seed, .. } = *self;
         let settings = Settings { ranks, steps, seed, computing, learning_rate, momentum, observed_every };
         let failed = |error: SimulationError| format!("{text} on {ranks} ranks: {error}");
-        let simulation = Simulation::new(learner, &scheme(text)?, &settings).map_err(failed)?;
+        let mut simulation = Simulation::new(learner, &scheme(text)?, &settings).map_err(failed)?;
+        if let Some((rank, step)) = self.death {
+            simulation = simulation.ending(rank, step).map_err(failed)?;
+        }
         let mut links = self.links;
         let ran = simulation.run_until(&mut links, &mut |observed| {
             observe(observed)?;

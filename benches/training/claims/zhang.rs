@@ -123,6 +123,7 @@ pub(crate) fn beside_downpour(material: &Material) -> Result<Claim, String> {
                 seed: material.seeds()[0],
                 end: End::Time(TIME),
                 rate_falls: false,
+                death: None,
             };
             let (of_elastic, elastic) = times(
                 material,

@@ -64,6 +64,14 @@ pub enum SimulationError {
         /// The first rank that is missing.
         missing: Rank,
     },
+    /// A rank is to end that does not.
+    #[error("rank {rank} of {ranks} cannot end: rank 0 is observed; name another one below {ranks}")]
+    NoDeath {
+        /// The rank.
+        rank: Rank,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// A rank has ended, by [`Fault::RankDeath`](super::faults::Fault::RankDeath), and another one
     /// does not go on without it.
     #[error(

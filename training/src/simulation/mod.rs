@@ -138,6 +138,8 @@ pub struct Simulation<'a, L> {
     faults: Faults,
     /// Of a simulation that has begun, if there are any.
     drawn_faults: Option<DrawnFaults>,
+    /// The rank that is to end, and the step before which it does.
+    death: Option<(Rank, u64)>,
     /// None: exchanges take the time that the network says.
     engines: Option<OverEngines<'a>>,
     ranks: Vec<SimulatedRank>,
@@ -205,6 +207,19 @@ impl<'a, L: Learner> Simulation<'a, L> {
     #[must_use]
     pub fn with_faults(self, faults: &Faults) -> Self {
         Self { faults: faults.clone(), ..self }
+    }
+
+    /// The same ranks, of which this one ends before this step, as by [`Fault::RankDeath`].
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::NoDeath`].
+    pub fn ending(self, rank: Rank, step: u64) -> Result<Self, SimulationError> {
+        let ranks = self.settings.ranks;
+        if rank == 0 || rank >= ranks {
+            return Err(SimulationError::NoDeath { rank, ranks });
+        }
+        Ok(Self { death: Some((rank, step)), ..self })
     }
 
     /// The same ranks, which [`Simulation::run_until`] breaks off after so much virtual time,
@@ -282,6 +297,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             exchanges: Duration::ZERO,
             faults: Faults::default(),
             drawn_faults: None,
+            death: None,
             engines: None,
             ranks,
             now: Nanos::ZERO,
@@ -845,11 +861,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
 
     fn begin_computing(&mut self, rank: Rank, step: u64) {
         let (now, mut time) = (self.now, self.computing_time(rank, step));
+        let drawn = self.drawn_faults.as_ref().and_then(DrawnFaults::death);
+        if self.death.into_iter().chain(drawn).any(|death| death == (rank, step)) {
+            self.engines.iter_mut().for_each(|engines| engines.end(rank));
+            return self.ranks[rank as usize].lose();
+        }
         if let Some(faults) = &self.drawn_faults {
-            if faults.death() == Some((rank, step)) {
-                self.engines.iter_mut().for_each(|engines| engines.end(rank));
-                return self.ranks[rank as usize].lose();
-            }
             time = faults.computing(rank, step, time);
             let frozen = faults.frozen(rank, step);
             if let Some(engines) = self.engines.as_mut().filter(|_| !frozen.is_zero()) {

@@ -235,3 +235,20 @@ fn when_a_rank_ends_the_others_make_all_their_steps_or_the_rank_is_named() {
         }
     }
 }
+
+#[test]
+fn a_rank_that_is_named_ends_before_its_step_and_rank_0_does_not() {
+    let ending = |text: &str, rank, step| {
+        let (settings, mut drawn, _) = world(text, 4, 7, Random::new(7));
+        let simulation = Simulation::new(&Linear, &scheme(text), &settings).expect("is not refused");
+        simulation.ending(rank, step)?.run(&mut drawn, &mut |_| {})
+    };
+    let trained = ending("gossip", 2, 3).expect("nobody waits for it");
+    assert_eq!((trained.lost, trained.steps), (Some((2, 3)), STEPS));
+    let named = ending("sync", 2, 3).expect_err("all wait for it");
+    assert!(matches!(named, SimulationError::Lost { lost: 2, at: 3, .. }), "{named}");
+    for rank in [0, 4] {
+        let refused = ending("gossip", rank, 3).expect_err("it cannot end");
+        assert_eq!(refused, SimulationError::NoDeath { rank, ranks: 4 });
+    }
+}
