@@ -1,23 +1,29 @@
-//! The processes of one job. None outlives the value.
+//! The processes of one job, on this host or on several. None outlives the value.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use pleach::transport::{Nanos, clock};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::links::Hosts;
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What the members of a job are.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Program {
     /// Processes of this bench.
     Own,
+    /// The same on hosts: those that are there first on the first ones, who joins on the last one.
+    Apart(Rc<Hosts>),
     /// Processes of torchft, by this Python.
     Torchft(PathBuf),
     /// Processes of torch that make their group of Gloo anew, by this Python.
@@ -37,16 +43,25 @@ impl Program {
 
     /// Whether its members meet at a process that is none of them.
     fn has_lighthouse(&self) -> bool {
-        !matches!(self, Self::Own)
+        matches!(self, Self::Torchft(_) | Self::Gloo(_))
     }
 
-    /// A member that is told this.
-    fn command(&self, settings: &str) -> Result<Command, String> {
+    /// A member that is told this; `number` counts those of the job, of which `size` are there
+    /// first.
+    fn command(&self, settings: &str, number: u32, size: u32) -> Result<Command, String> {
+        let own = || std::env::current_exe().map_err(|error| format!("this program: {error}"));
         match self {
             Self::Own => {
-                let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
-                let mut command = Command::new(own);
+                let mut command = Command::new(own()?);
                 command.args(["--member", settings]);
+                Ok(command)
+            }
+            Self::Apart(hosts) => {
+                let host = if number < size { number as usize } else { hosts.count() - 1 };
+                let mut command = hosts.command(host);
+                command.arg(own()?).args(["--member", settings]).stderr(Stdio::inherit());
+                // What is measured there is the wire, not the cipher of busy processors.
+                command.env("PLEACH_SECRET_FILE", hosts.secret()).env("PLEACH_TLS", "off");
                 Ok(command)
             }
             Self::Torchft(python) => Ok(by_python(python, "torchft_member.py", settings)),
@@ -125,9 +140,7 @@ impl Job {
     /// Starts one more, which joins where all others were started. Returns its number.
     pub(crate) fn spawn(&mut self, settings: &str) -> Result<u32, String> {
         let seat = self.members.len() as u32;
-        // One that joins is given a seat that is free, whatever its rank is.
-        let rank = seat.min(self.size - 1);
-        let mut child = self.child(settings, rank)?;
+        let mut child = self.child(settings, seat)?;
         let output = BufReader::new(child.stdout.take().expect("is piped"));
         let sender = self.sender.clone();
         thread::spawn(move || {
@@ -142,10 +155,12 @@ impl Job {
         Ok(seat)
     }
 
-    fn child(&self, settings: &str, rank: u32) -> Result<Child, String> {
+    fn child(&self, settings: &str, number: u32) -> Result<Child, String> {
+        // One that joins is given a seat that is free, whatever its rank is.
+        let rank = number.min(self.size - 1);
         let child = self
             .program
-            .command(settings)?
+            .command(settings, number, self.size)?
             .env("PLEACH_RANK", rank.to_string())
             .env("PLEACH_WORLD_SIZE", self.size.to_string())
             .env("PLEACH_LOCAL_RANK", rank.to_string())
@@ -159,6 +174,10 @@ impl Job {
 
     pub(crate) fn kill(&mut self, seat: u32) {
         let _ = self.members[seat as usize].kill();
+    }
+
+    pub(crate) fn stop(&mut self, seat: u32) {
+        let _ = kill_process(Pid::from_child(&self.members[seat as usize]), Signal::STOP);
     }
 
     /// The words after the first one of the next line of a member that begins with it.

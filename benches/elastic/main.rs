@@ -2,20 +2,24 @@
 //!
 //! 1. *kill*: members are killed, and the others make their next all-reduce. Also that of rank 0,
 //!    which holds the rendezvous.
-//! 2. *join*: from the call of `Session::join` to the newcomer's first result, and how long the
+//! 2. *stop*: a member stands still, and the others go on without it.
+//! 3. *join*: from the call of `Session::join` to the newcomer's first result, and how long the
 //!    members stand still, by [`Heal`](pleach::session::Heal).
-//! 3. *heal*: what a newcomer reads in its first step, beside a plain get of as many bytes.
-//! 4. *overhead*: the loop of a session in which nothing happens, beside the same loop on a group
+//! 4. *heal*: what a newcomer reads in its first step, beside a plain get of as many bytes.
+//! 5. *links*: the same over three shaped links, beside one of them. It takes root, `ip` and `tc`.
+//! 6. *overhead*: the loop of a session in which nothing happens, beside the same loop on a group
 //!    of the same processes, in turn.
-//! 5. *packing*: of the survivors of the loss of any one rank.
+//! 7. *packing*: of the survivors of the loss of any one rank.
 //!
-//! Ranks are processes of this program on this host. Medians count. This reports, and fails only
+//! Ranks are processes of this program. Medians count. This reports, and fails only
 //! where a result is wrong. The peer is torchft, by its defaults and tuned
 //! (`benches/peers/torchft_member.py`), if `benches/install-peers` has installed it. Its calls are
 //! Gloo's. Beside kills stands also what Gloo takes alone, by `_reconfigure` of torch
 //! (`benches/peers/gloo_member.py`).
 
+use std::path::Path;
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
@@ -26,18 +30,22 @@ use pleach::{Collective, Fabric, Rank};
 
 mod get;
 mod job;
+#[path = "../../tests/links/mod.rs"]
+#[allow(dead_code, reason = "tests of shaped links use the rest")]
+mod links;
 mod member;
 #[path = "../report/mod.rs"]
 mod report;
 
 use job::{Job, Program};
+use links::{Hosts, Wire};
 use report::{is_chosen, median, write_between};
 
 /// Measure jobs whose processes come and go.
 #[derive(Debug, Parser)]
 #[command(name = "elastic", after_help = "Example:\n  cargo bench --bench elastic -- --only kill,join")]
 struct Arguments {
-    /// Only these experiments: kill, join, heal, overhead, packing; with commas between
+    /// Only these experiments, with commas between: kill, stop, join, heal, links, overhead, packing
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each is measured; the median counts
@@ -83,8 +91,15 @@ fn main() -> ExitCode {
 type Experiment = fn(&Arguments) -> Result<Vec<Row>, String>;
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    let experiments: [(&str, Experiment); 5] =
-        [("kill", kill), ("join", join), ("heal", heal), ("overhead", overhead), ("packing", packing)];
+    let experiments: [(&str, Experiment); 7] = [
+        ("kill", kill),
+        ("stop", stop),
+        ("join", join),
+        ("heal", heal),
+        ("links", links),
+        ("overhead", overhead),
+        ("packing", packing),
+    ];
     let mut table = format!(
         "{}\n\n| what | goal | found | beside |\n| --- | --- | --- | --- |\n",
         circumstances(arguments)
@@ -131,16 +146,16 @@ fn kill(arguments: &Arguments) -> Result<Vec<Row>, String> {
     for fabric in FABRICS {
         for (name, struck) in cases {
             let settings = format!("steps {fabric} compute=0");
-            let one = || recovery(Program::Own, struck, &settings);
+            let one = || recovery(Program::Own, Job::kill, struck, &settings);
             let times = (0..arguments.times).map(|_| one()).collect::<Result<Vec<_>, _>>()?;
             // Members of torchft meet by TCP, at a process that is none of them.
             let is_alike = fabric == Fabric::Tcp && !struck.contains(&0);
             let [mut beside] = by_torchft(is_alike, arguments, |program, tuned| {
-                recovery(program, struck, &format!("steps compute=0{tuned}")).map(|time| [time])
+                recovery(program, Job::kill, struck, &format!("steps compute=0{tuned}")).map(|time| [time])
             });
             if let Some(program) = Program::gloo().filter(|_| is_alike) {
                 let settings = format!("steps left={}", KILLED_OF - struck.len() as u32);
-                let one = || recovery(program.clone(), struck, &settings);
+                let one = || recovery(program.clone(), Job::kill, struck, &settings);
                 let times: Result<Vec<_>, _> = (0..arguments.times.min(PEER_TIMES)).map(|_| one()).collect();
                 let found =
                     times.map_or_else(|error| format!("has no figure, as {error}"), |times| both(&times));
@@ -186,12 +201,17 @@ fn by_torchft<const N: usize>(
     })
 }
 
-/// Milliseconds from the first kill to the last survivor's next result.
-fn recovery(program: Program, struck: &[u32], settings: &str) -> Result<f64, String> {
+/// Milliseconds from the first strike to the next result of the last of the others.
+fn recovery(
+    program: Program,
+    strike: fn(&mut Job, u32),
+    struck: &[u32],
+    settings: &str,
+) -> Result<f64, String> {
     let mut job = Job::start_by(program, KILLED_OF, settings)?;
     job.await_all("ready")?;
     let at = clock::now();
-    struck.iter().for_each(|seat| job.kill(*seat));
+    struck.iter().for_each(|seat| strike(&mut job, *seat));
     let rest = KILLED_OF - struck.len() as u32;
     let mut last = Duration::ZERO;
     for seat in (0..KILLED_OF).filter(|seat| !struck.contains(seat)) {
@@ -199,6 +219,36 @@ fn recovery(program: Program, struck: &[u32], settings: &str) -> Result<f64, Str
         last = last.max(result.since(at));
     }
     Ok(milliseconds(last))
+}
+
+// ---- Stop.
+
+/// MiB of the states of the members, of which the stopped one has mapped those of the others.
+const STOPPED_STATES: [(Fabric, usize, &str); 3] = [
+    (Fabric::Shm, 0, "≤ 300 ms"),
+    (Fabric::Shm, 128, "≤ 300 ms + 1 s a GiB mapped: 1175 ms"),
+    (Fabric::Tcp, 0, "≤ 300 ms"),
+];
+
+fn stop(arguments: &Arguments) -> Result<Vec<Row>, String> {
+    let mut rows = Vec::new();
+    for (fabric, state, goal) in STOPPED_STATES {
+        let settings = format!("steps {fabric} compute=0 suspect=200 state={state}");
+        let one = || recovery(Program::Own, Job::stop, &[5], &settings);
+        let times = (0..arguments.times).map(|_| one()).collect::<Result<Vec<_>, _>>()?;
+        let [beside] = by_torchft(fabric == Fabric::Tcp, arguments, |program, tuned| {
+            recovery(program, Job::stop, &[5], &format!("steps compute=0{tuned}")).map(|time| [time])
+        });
+        rows.push(Row {
+            what: format!(
+                "1 of {KILLED_OF} stopped, `suspect_after` 200 ms, {state} MiB a member → next all-reduce, {fabric}"
+            ),
+            goal,
+            found: both(&times),
+            beside,
+        });
+    }
+    Ok(rows)
 }
 
 // ---- Join.
@@ -289,6 +339,51 @@ fn heal(arguments: &Arguments) -> Result<Vec<Row>, String> {
         });
     }
     Ok(rows)
+}
+
+// ---- Links.
+
+/// Members that a newcomer reads from, each over a link of its own, and what a link carries.
+const SOURCES: usize = 3;
+const MEGABITS_PER_S: u32 = 400;
+/// MiB of the state that is read over links.
+const STATE_OVER_LINKS: usize = 256;
+
+fn links(arguments: &Arguments) -> Result<Vec<Row>, String> {
+    let mut row = Row {
+        what: format!(
+            "healing {STATE_OVER_LINKS} MiB from {SOURCES} members over links of {MEGABITS_PER_S} Mbit/s, tcp"
+        ),
+        goal: "≥ 2.7× one link",
+        found: String::new(),
+        beside: "–".to_owned(),
+    };
+    let wires: Vec<Wire> = (0..SOURCES)
+        .map(|source| Wire { ends: [source, SOURCES], megabits_per_s: Some(MEGABITS_PER_S) })
+        .collect();
+    let hosts = match Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), SOURCES + 1, &wires) {
+        Ok(hosts) => Rc::new(hosts),
+        Err(reason) => {
+            row.found = format!("not measured, as there are no shaped networks here: {reason}");
+            return Ok(vec![row]);
+        }
+    };
+    let settings = format!("steps tcp compute=0 state={STATE_OVER_LINKS}");
+    let healed = |members: usize| -> Result<f64, String> {
+        let mut job = Job::start_by(Program::Apart(Rc::clone(&hosts)), members as u32, &settings)?;
+        job.await_all("ready")?;
+        let newcomer = job.spawn(&settings)?;
+        Ok((STATE_OVER_LINKS << 20) as f64 / 1e6 / job.await_duration(newcomer, "healed")?.as_secs_f64())
+    };
+    let [mut by_one, mut by_all] = [const { Vec::new() }; 2];
+    for _ in 0..arguments.times {
+        by_one.push(healed(1)?);
+        by_all.push(healed(SOURCES)?);
+    }
+    let (by_one, by_all) = (median(by_one), median(by_all));
+    row.found = format!("{by_all:.0} MB/s, {:.2}×", by_all / by_one);
+    row.beside = format!("from one member over one link {by_one:.0} MB/s");
+    Ok(vec![row])
 }
 
 // ---- Overhead.

@@ -52,6 +52,7 @@ pub(crate) fn run(told: &str) -> Result<(), String> {
         let number = || value.parse::<u64>().map_err(|error| format!("{told}: {error}"));
         match name {
             "compute" => compute = Duration::from_micros(number()?),
+            "suspect" => elastic.suspect_after = Duration::from_millis(number()?),
             "state" => state = number()? as usize,
             "heal" => elastic.heal = if value == "hidden" { Heal::Hidden } else { Heal::Boundary },
             _ => return Err(format!("{told}: no setting '{name}'")),

@@ -8,7 +8,9 @@ mod rdma_devices;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use pleach_exchange::message::FailureKind;
@@ -22,6 +24,9 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 /// third of a megabyte, its code and its heap.
 const LARGE: usize = 256 << 20;
 
+/// Tensors of one sender, of several lengths.
+const MANY: u32 = 1000;
+
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -33,8 +38,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// Pages of this program are divided by its processes too.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Tells a child its fabric and its part: `send`, `receive HOST:PORT`, `publish`, or `hold` with
-/// the addresses of who publishes and of who says when.
+/// Tells a child its fabric and its part: `send`, `many`, `receive HOST:PORT`, `publish`, or `hold`
+/// with the addresses of who publishes and of who says when.
 const PART: &str = "PLEACH_TEST_PART";
 
 fn key(step: u64, name: &str) -> Key {
@@ -80,6 +85,13 @@ fn part_of_a_child() {
             if held.len() > 3 {
                 held.clear();
             }
+        }
+    }
+    if part == "many" {
+        for number in 0..MANY {
+            let mut tensor = endpoint.tensor::<u32>(&[100 << (number % 10)]).expect("there is memory");
+            tensor.fill(number);
+            endpoint.send(&key(1, "many"), tensor.share()).expect("there is room");
         }
     }
     let mut held = None;
@@ -218,6 +230,42 @@ fn stop_a_sender(fabric: &str) {
     stopped.signal(Signal::CONT);
     // The call that has ended took nothing.
     assert_eq!(peer.receive(&key(1, "w")).expect("was sent").as_slice::<u32>(), Ok(&[5; 1000][..]));
+}
+
+#[test]
+fn from_a_sender_that_runs_in_short_turns_all_is_received_in_order() {
+    by_each_fabric(slow_a_sender);
+}
+
+fn slow_a_sender(fabric: &str) {
+    let slow = Program::start(fabric, "many");
+    let endpoint = open(fabric);
+    let peer = peer_of(&endpoint, &slow);
+    peer.share_regions().expect("both have the fabric");
+    let is_done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            // Relaxed: with the load below, it orders nothing else.
+            while !is_done.load(Ordering::Relaxed) {
+                slow.signal(Signal::STOP);
+                thread::park_timeout(Duration::from_millis(5));
+                slow.signal(Signal::CONT);
+                thread::park_timeout(Duration::from_millis(1));
+            }
+        });
+        for number in 0..MANY {
+            let received = peer.receive(&key(1, "many")).map_err(|error| format!("{number}: {error}"));
+            let is_right = received.as_ref().is_ok_and(|received| {
+                let values = received.as_slice::<u32>().expect("numbers");
+                values.len() == 100 << (number % 10) && values.iter().all(|value| *value == number)
+            });
+            if !is_right {
+                is_done.store(true, Ordering::Relaxed);
+                panic!("{fabric}: {number} is torn or has failed: {:?}", received.err());
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -228,6 +228,9 @@
 // Another process of its unit has left, for whichever reason.
 #define pleachReasonUnit 5
 
+// The process is a member, and the step is repeated because it failed there.
+#define pleachReasonFailed 6
+
 // Processes that join read the states before their first step, for which the members wait.
 #define pleachHealBoundary 0
 
@@ -667,7 +670,8 @@ typedef struct {
 typedef struct {
   // Its stable number. Processes that follow each other may have the same one.
   int seat;
-  // Why it left: one of the constants pleachReasonNone to pleachReasonUnit.
+  // Why it left, or in the list pleachChangeMembers why the step is repeated: one of the
+  // constants pleachReasonNone to pleachReasonFailed.
   int reason;
   // Random bits that tell the process from others on its seat.
   uint64_t incarnation;

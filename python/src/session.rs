@@ -116,7 +116,9 @@ pub(crate) fn exception(py: Python<'_>, error: &SessionError) -> PyErr {
     }
     let text = match error {
         // What the program's own step has raised is the cause of the exception.
-        SessionError::Step { step, times, own: Some(CollectiveError::Closed), failed } => {
+        SessionError::Step { step, times, own: Some(own), failed }
+            if matches!(**own, CollectiveError::Closed) =>
+        {
             let last: Vec<String> =
                 failed.iter().map(|process| format!(", at last on {}", process.seat)).collect();
             format!("step {step} failed {times} times in a row{}", last.concat())

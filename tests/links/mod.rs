@@ -161,6 +161,11 @@ impl Hosts {
         self.folder.join("secret")
     }
 
+    /// How many hosts there are.
+    pub(crate) fn count(&self) -> usize {
+        self.names.len()
+    }
+
     /// Of a host, on which all others reach it.
     pub(crate) fn address(&self, host: usize) -> Ipv4Addr {
         self.addresses[host]
@@ -202,7 +207,9 @@ impl Hosts {
         command
     }
 
-    fn command(&self, host: usize) -> Command {
+    /// A command on a host, which is given the program; without the variables of ranks, as
+    /// [`Hosts::pleach`].
+    pub(crate) fn command(&self, host: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host]]);
         let prefixes = ["PLEACH_", "OMPI_", "PMI_", "SLURM_"];

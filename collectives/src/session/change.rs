@@ -281,7 +281,7 @@ pub enum SessionError {
         /// How often it was repeated without a change of the members.
         times: u32,
         /// This member's own error, if it had one.
-        own: Option<CollectiveError>,
+        own: Option<Box<CollectiveError>>,
         /// Members on which it failed at last ([`Change::failed`]).
         failed: Vec<Process>,
     },

@@ -639,7 +639,7 @@ impl Session {
             return Err(error.expect("it is out"));
         }
         if let Some((step, times, failed)) = state.take_failed() {
-            return Err(SessionError::Step { step, times, own, failed });
+            return Err(SessionError::Step { step, times, own: own.map(Box::new), failed });
         }
         let attempted = attempted.expect("a step has begun in an epoch");
         let entered = state.last_entered().unwrap_or_else(|| Arc::clone(&attempted));

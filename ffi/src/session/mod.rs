@@ -238,7 +238,9 @@ impl From<SessionError> for Failed {
                     .to_owned()
             }
             // What the program's own step says, the program knows.
-            SessionError::Step { step, times, own: Some(CollectiveError::Closed), .. } => {
+            SessionError::Step { step, times, own: Some(own), .. }
+                if matches!(**own, CollectiveError::Closed) =>
+            {
                 format!("step {step} failed {times} times in a row on this member")
             }
             error => error.to_string(),
