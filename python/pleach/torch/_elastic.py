@@ -304,7 +304,7 @@ class ElasticTraining:
             # It has joined with this step, and reads what it was made with.
             memory = self._state.memory()
             if memory is None:
-                # The members have changed meanwhile. Before its next step it reads what came of this one.
+                # The members have changed. Before its next step it reads what came of this one.
                 self._may_step = True
                 return
             self._adopt(memory)
