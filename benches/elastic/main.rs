@@ -45,7 +45,7 @@ use report::{is_chosen, median, write_between};
 #[derive(Debug, Parser)]
 #[command(name = "elastic", after_help = "Example:\n  cargo bench --bench elastic -- --only kill,join")]
 struct Arguments {
-    /// Only these experiments, with commas between: kill, stop, join, heal, links, overhead, packing
+    /// Only these, with commas between: kill, stop, join, heal, links, overhead, packing
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each is measured; the median counts
