@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) enum Program {
     /// Processes of this bench.
     Own,
-    /// The same on hosts: those that are there first on the first ones, who joins on the last one.
+    /// The same on hosts: the first processes on the first ones, one that joins on the last one.
     Apart(Rc<Hosts>),
     /// Processes of torchft, by this Python.
     Torchft(PathBuf),

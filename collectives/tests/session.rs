@@ -302,6 +302,9 @@ fn too_few_members_take_in_who_comes(fabric: &str) {
     let mut job = Job::start(fabric, 3, &["fewest=3", "too-few=60000"]);
     job.await_step(0, 6);
     job.signal(2, Signal::KILL);
+    for seat in [0, 1] {
+        job.await_told(seat, |told| matches!(told, Told::Retry { members: 0b011, .. }));
+    }
     let again = job.spawn(2, &["fewest=3", "too-few=60000"]);
     job.await_told(again, |told| *told == Told::Joined(2));
     job.await_all_of(&[0, 1, again]);

@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pleach_exchange::message::FailureKind;
@@ -25,7 +25,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 const LARGE: usize = 256 << 20;
 
 /// Tensors of one sender, of several lengths.
-const MANY: u32 = 1000;
+const MANY: u32 = 300;
 
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -242,30 +242,45 @@ fn slow_a_sender(fabric: &str) {
     let endpoint = open(fabric);
     let peer = peer_of(&endpoint, &slow);
     peer.share_regions().expect("both have the fabric");
-    let is_done = AtomicBool::new(false);
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            // Relaxed: with the load below, it orders nothing else.
-            while !is_done.load(Ordering::Relaxed) {
-                slow.signal(Signal::STOP);
+    let _slowing = Slowing::begin(&slow.child);
+    for number in 0..MANY {
+        let received = peer.receive(&key(1, "many"));
+        let received = received.unwrap_or_else(|error| panic!("{fabric}: {number}: {error}"));
+        let values = received.as_slice::<u32>().expect("numbers");
+        let is_right = values.len() == 100 << (number % 10) && values.iter().all(|value| *value == number);
+        assert!(is_right, "{fabric}: {number} is torn, or another one");
+    }
+}
+
+/// Has a program run in turns of 2 of 7 ms, until it is dropped.
+struct Slowing {
+    is_done: Arc<AtomicBool>,
+    turns: Option<JoinHandle<()>>,
+}
+
+impl Slowing {
+    fn begin(program: &Child) -> Self {
+        let (is_done, process) = (Arc::new(AtomicBool::new(false)), Pid::from_child(program));
+        let done = Arc::clone(&is_done);
+        let turns = thread::spawn(move || {
+            // Relaxed: it orders nothing else. Its partner is the store of `drop`.
+            while !done.load(Ordering::Relaxed) {
+                kill_process(process, Signal::STOP).expect("it runs");
                 thread::park_timeout(Duration::from_millis(5));
-                slow.signal(Signal::CONT);
-                thread::park_timeout(Duration::from_millis(1));
+                kill_process(process, Signal::CONT).expect("it runs");
+                thread::park_timeout(Duration::from_millis(2));
             }
         });
-        for number in 0..MANY {
-            let received = peer.receive(&key(1, "many")).map_err(|error| format!("{number}: {error}"));
-            let is_right = received.as_ref().is_ok_and(|received| {
-                let values = received.as_slice::<u32>().expect("numbers");
-                values.len() == 100 << (number % 10) && values.iter().all(|value| *value == number)
-            });
-            if !is_right {
-                is_done.store(true, Ordering::Relaxed);
-                panic!("{fabric}: {number} is torn or has failed: {:?}", received.err());
-            }
-        }
-        is_done.store(true, Ordering::Relaxed);
-    });
+        Self { is_done, turns: Some(turns) }
+    }
+}
+
+impl Drop for Slowing {
+    fn drop(&mut self) {
+        self.is_done.store(true, Ordering::Relaxed);
+        let ended = self.turns.take().map(JoinHandle::join);
+        assert!(thread::panicking() || ended.is_some_and(|ended| ended.is_ok()), "it ran until the end");
+    }
 }
 
 #[test]

@@ -14,8 +14,9 @@
 //!    can propose less than half of the members waits one more `suspect_after`.
 //! 4. Who learns a record severs who is out, drains the pair with every other member, and has
 //!    entered. Who does not drain within `suspect_after` is suspected.
-//! 5. A planned join or leave waits for the end of a step (see `commit`). A joiner is admitted when
-//!    it and every member reach each other.
+//! 5. A planned join or leave waits for the end of a step (see `commit`), but not where members are
+//!    too few for a step ([`Input::TooFew`]). A joiner is admitted when it and every member reach
+//!    each other.
 //! 6. A unit of [`Options::unit`] seats is one in all this: it goes when one of its members does,
 //!    and joins when all of its processes wait. Where no unit is whole, nobody proposes.
 
@@ -195,7 +196,10 @@ impl Membership {
                 let outputs = self.participant.ready(self.has_planned_change());
                 self.carry_out(outputs);
             }
-            Input::Failed => self.attempts.give_up(),
+            Input::Failed => {
+                self.attempts.give_up();
+                self.change_view(|view| view.failed = true);
+            }
             Input::TooFew => self.attempts.begin_no_step(),
             Input::Leave => self.change_view(|view| view.leaves = true),
             Input::Tick => {}
@@ -448,6 +452,6 @@ impl Membership {
         let admitted =
             self.views.iter_mut().filter(|(other, _)| **other != process && record.contains(**other));
         admitted.for_each(|(_, view)| view.epoch = view.epoch.or(Some(number)));
-        self.change_view(|view| view.epoch = Some(number));
+        self.change_view(|view| (view.epoch, view.failed) = (Some(number), false));
     }
 }

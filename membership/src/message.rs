@@ -249,6 +249,7 @@ fn take_record(reader: &mut Reader<'_>) -> Result<Arc<Record>, DecodeError> {
 
 fn put_view(writer: Writer, view: &View) -> Writer {
     let writer = put_process(writer, view.process).u64(view.version).u8(u8::from(view.leaves));
+    let writer = writer.u8(u8::from(view.failed));
     let writer = put_option(writer, view.epoch.as_ref(), |writer, epoch| writer.u64(*epoch));
     let writer = writer.count(view.unreached.len());
     let writer = view.unreached.iter().fold(writer, |writer, process| put_process(writer, *process));
@@ -258,10 +259,10 @@ fn put_view(writer: Writer, view: &View) -> Writer {
 
 fn take_view(reader: &mut Reader<'_>, bytes: usize) -> Result<View, DecodeError> {
     let process = take_process(reader)?;
-    let (version, leaves) = (reader.u64()?, take_bool(reader)?);
+    let (version, leaves, failed) = (reader.u64()?, take_bool(reader)?, take_bool(reader)?);
     let epoch = take_option(reader, |reader| Ok(reader.u64()?))?;
     let (unreached, reached) = (take_processes(reader, bytes)?, take_processes(reader, bytes)?);
-    Ok(View { process, version, epoch, leaves, unreached, reached })
+    Ok(View { process, version, epoch, leaves, failed, unreached, reached })
 }
 
 /// Ascending, as their encoding is canonical. The bytes that are there bound their number.

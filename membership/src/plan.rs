@@ -61,13 +61,23 @@ impl Plan {
         self.causes.iter().any(|cause| matches!(cause.reason, Reason::Joined | Reason::Left))
     }
 
-    /// Why the members change, or who holds up the step: `failed`, whose own step failed. Where a
-    /// member is lost, steps fail for that reason, and nobody else is named.
-    pub(crate) fn causes(&self, failed: Option<Process>) -> Vec<Cause> {
-        let is_lost = self.causes.iter().any(|cause| !matches!(cause.reason, Reason::Joined | Reason::Left));
-        let failed = failed.filter(|process| !is_lost && self.stay.contains(process));
-        let failed = failed.map(|process| Cause { process, reason: Reason::Failed });
-        self.causes.iter().copied().chain(failed).collect()
+    /// Why the members change, and whose step failed.
+    pub(crate) fn causes(&self) -> Vec<Cause> {
+        self.causes.clone()
+    }
+
+    /// Names the members whose step failed. Where a member is lost steps fail for that reason, and
+    /// nobody else is named.
+    fn name_failed(&mut self, record: &Record, views: &Views) {
+        let is_loss = |cause: &Cause| matches!(cause.reason, Reason::Died | Reason::Unreachable);
+        if self.causes.iter().any(is_loss) {
+            return;
+        }
+        let failed = |process: &&Process| {
+            views.get(process).is_some_and(|view| view.failed && view.epoch == Some(record.number()))
+        };
+        let failed = self.stay.iter().filter(failed);
+        self.causes.extend(failed.map(|process| Cause { process: *process, reason: Reason::Failed }));
     }
 
     /// Takes in a unit of those that wait for a place in it, if it is whole, and it and all others
@@ -187,5 +197,6 @@ pub(crate) fn plan(
     for joiners in waiting_by_unit.values() {
         plan.admit(joiners, views, unit);
     }
+    plan.name_failed(record, views);
     plan
 }

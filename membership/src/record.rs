@@ -27,7 +27,7 @@ pub const RECORD_BYTES_MAX: usize = 64 + 20 * MEMBERS_MAX + 16 * CAUSES_MAX;
 pub const COUNT_MAX: u64 = u64::MAX / 2;
 
 /// The version of the encoding.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// SHA-256 of a record's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,7 +76,7 @@ pub enum Reason {
     Replaced,
     /// Another member of its unit left, for whichever reason.
     Unit,
-    /// It stays, but its step failed. Of several such members the one that proposed is named.
+    /// It stays, but its step failed.
     Failed,
 }
 

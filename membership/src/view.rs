@@ -16,6 +16,8 @@ pub struct View {
     pub epoch: Option<u64>,
     /// Whether it wants to leave at the end of the step.
     pub leaves: bool,
+    /// Whether its step failed in this epoch.
+    pub failed: bool,
     /// The members that it does not reach or does not hear.
     pub unreached: BTreeSet<Process>,
     /// The processes that wait to join and that it reaches; for one that waits, the members too.
@@ -25,6 +27,6 @@ pub struct View {
 impl View {
     pub(crate) fn new(process: Process) -> Self {
         let (unreached, reached) = (BTreeSet::new(), BTreeSet::new());
-        Self { process, version: 0, epoch: None, leaves: false, unreached, reached }
+        Self { process, version: 0, epoch: None, leaves: false, failed: false, unreached, reached }
     }
 }

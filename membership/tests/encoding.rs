@@ -63,11 +63,11 @@ prop_compose! {
         process in process(),
         version in any::<u64>(),
         epoch in proptest::option::of(any::<u64>()),
-        leaves in any::<bool>(),
+        (leaves, failed) in any::<(bool, bool)>(),
         unreached in processes(),
         reached in processes(),
     ) -> View {
-        View { process, version, epoch, leaves, unreached, reached }
+        View { process, version, epoch, leaves, failed, unreached, reached }
     }
 }
 
@@ -149,7 +149,15 @@ fn on_seat(seat: u32) -> [Message; 9] {
     let answer = Answer { accepted: Some((ballot, record(low, process))), known: 0, begun: None };
     let view = |unreached: Option<Process>, reached: Option<Process>| {
         let (unreached, reached) = (unreached.into_iter().collect(), reached.into_iter().collect());
-        Message::View(View { process: low, version: 1, epoch: None, leaves: false, unreached, reached })
+        Message::View(View {
+            process: low,
+            version: 1,
+            epoch: None,
+            leaves: false,
+            failed: true,
+            unreached,
+            reached,
+        })
     };
     [
         Message::Prepare { number: 1, ballot: Ballot { round: 1, seat: Seat(seat) } },

@@ -27,8 +27,15 @@ fn who_has_not_entered_the_epoch_that_all_its_members_leave_may_go_and_is_told_i
     let mut on = |input| one.on(input, Nanos(1));
     let leaves = |seat| {
         let (unreached, reached) = (BTreeSet::new(), BTreeSet::new());
-        let view =
-            View { process: process(seat), version: 1, epoch: Some(0), leaves: true, unreached, reached };
+        let view = View {
+            process: process(seat),
+            version: 1,
+            epoch: Some(0),
+            leaves: true,
+            failed: false,
+            unreached,
+            reached,
+        };
         Input::Message { from: process(seat), message: Message::View(view) }
     };
     on(Input::Ready);

@@ -22,6 +22,8 @@ pub enum Heal {
     /// [`Group::contributors`]: crate::Group::contributors
     /// [`State::update`]: super::State::update
     /// [`CollectiveError::Healing`]: crate::CollectiveError::Healing
+    ///
+    /// Before the first step of a job is committed, processes read as with `Boundary`.
     Hidden,
 }
 

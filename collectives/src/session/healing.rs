@@ -32,7 +32,7 @@ const TRIES_MAX: usize = 8;
 const SHARE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often a member looks at its device while another process reads its states: on some fabrics
-/// gets need polls of both ends. Those who read need the processors.
+/// gets need polls of both ends. Processes that read need the processors.
 const LENDING_INTERVAL: Duration = Duration::from_micros(200);
 
 /// How long a process that waits for what others say looks all the time.
@@ -392,8 +392,15 @@ impl Healing {
             *kept = Some(Kept { step, memory, has_come });
         }
         let kept = kept.as_mut().expect("was made");
-        let mut reading =
-            Reading { healing: self, states, sources, manifests: &manifests, blocks: &blocks, kept };
+        let mut reading = Reading {
+            healing: self,
+            states,
+            sources,
+            manifests: &manifests,
+            blocks: &blocks,
+            kept,
+            useful: Vec::new(),
+        };
         Ok(reading.run()?.then(|| reading.kept.memory.clone()))
     }
 
@@ -562,6 +569,8 @@ struct Reading<'a> {
     manifests: &'a [Manifest],
     blocks: &'a [(usize, Range<usize>)],
     kept: &'a mut Kept,
+    /// The sources that have a block, by number.
+    useful: Vec<usize>,
 }
 
 impl Reading<'_> {
@@ -573,8 +582,10 @@ impl Reading<'_> {
         let mut waiting: VecDeque<(usize, usize)> = VecDeque::new();
         // By source, of those that have diverged: how many blocks, and the first.
         let mut diverged: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        let mut useful = BTreeSet::new();
         for block in 0..self.blocks.len() {
             let (_, have) = self.sources_of(block)?;
+            useful.extend(have.iter().copied());
             for source in (0..self.sources.len()).filter(|source| !have.contains(source)) {
                 diverged.entry(source).or_insert((0, block)).0 += 1;
             }
@@ -582,6 +593,7 @@ impl Reading<'_> {
                 waiting.push_back((block, 0));
             }
         }
+        self.useful = useful.into_iter().collect();
         for (source, (count, first)) in diverged {
             let (process, state) = (self.sources[source], self.states.name(self.blocks[first].0));
             let of = self.blocks.len();
@@ -664,7 +676,8 @@ impl Reading<'_> {
         waiting: &mut VecDeque<(usize, usize)>,
         busy: &[usize],
     ) -> Result<Option<Get>, SessionError> {
-        if busy.iter().all(|gets| *gets >= BLOCKS_AT_ONCE) {
+        // A scan of all that waits is for a source that lacks some blocks.
+        if self.useful.iter().all(|source| busy[*source] >= BLOCKS_AT_ONCE) {
             return Ok(None);
         }
         for at in 0..waiting.len() {

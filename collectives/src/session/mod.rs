@@ -561,7 +561,7 @@ impl Session {
         }
     }
 
-    /// Waits for processes that join, of which too few members take in those that are there.
+    /// Waits for processes that join. Too few members take them in at once.
     fn take_in_others(&self, record: &Record) {
         let mut state = self.member.lock();
         if state.is_current(record.number()) {
@@ -919,8 +919,9 @@ impl Session {
         if let Some((_, thread)) = self.hidden.take() {
             // It ends with the session. What it says about that, nobody asks for.
             let _ = thread.join();
-            self.gate.open();
         }
+        // States that were not read are the program's now.
+        self.gate.open();
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // A panic there has been reported by the thread itself.

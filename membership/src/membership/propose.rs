@@ -151,9 +151,8 @@ impl Membership {
     fn decide(&mut self, plan: &Plan) {
         let Some((answered, false)) = self.participant.proposal() else { return };
         let has = |member: &Process| answered.contains(&member.seat);
-        let own_failure = self.attempts.has_given_up.then(|| self.process());
         if plan.stay.iter().all(has)
-            && let Ok(outputs) = self.participant.decide(plan.members(), plan.causes(own_failure))
+            && let Ok(outputs) = self.participant.decide(plan.members(), plan.causes())
         {
             self.carry_out(outputs);
         }
@@ -182,7 +181,7 @@ impl Membership {
                 self.send(to, Message::Alive { asks: true });
             }
         } else if self.detector.has_passed(ANSWER, alarm) {
-            // Not sooner: who shares a processor with others that wait may take that long.
+            // A member that shares a processor with others that wait may take that long.
             for member in others {
                 if self.detector.is_silent_since(member, alarm) {
                     self.detector.silent(member);

@@ -2,7 +2,7 @@
 
 All that members have in common lies in one state of the session, which a process that joins reads: the
 parameters, the optimizer's tensors, the buffers, and plain values such as learning rates. Until the first
-step begins that state is zeros; then rank 0 gives it to all.
+step is committed that state is zeros: what rank 0 gives to all is in private memory so long.
 
 **Invariant:** while a step is attempted that state is the same on all members, bit for bit, and nobody
 changes it. So what an attempt changes, which may be repeated, is elsewhere: gradients, and the buffers of the
@@ -107,9 +107,11 @@ class ElasticTraining:
         self._was_open = False
         self._state: _native.SessionState
         self._averages: _Averages
-        #: Views of the state's memory. None: this process has not got what members have in common.
+        #: Views of what members have in common. None: this process has not got that.
         self._vector: ParameterVector | None = None
-        self._memory: Any = None
+        #: Where that is until the first step of the job is committed; then it is in the state.
+        self._packed: torch.Tensor | None = None
+        #: The buffers there; before, as they were when the block was entered.
         self._buffer_views: list[torch.Tensor] = []
         self._plain: torch.Tensor
         #: The plain values that lie there.
@@ -137,6 +139,7 @@ class ElasticTraining:
                 "models into one torch.nn.ModuleList with one optimizer"
             )
         attach_all(self._named, "an ElasticTraining")
+        self._buffer_views = [buffer.detach().clone() for buffer in self._buffers]
         try:
             native = self._session._native
             self._averages = _Averages(native, self._named, self._buffers)
@@ -154,10 +157,10 @@ class ElasticTraining:
         self._is_open = False
         self._hook.remove()
         detach_all(self._named)
-        if self._vector is None:
-            return
         if self._is_repeated:
             self._restore_buffers()
+        if self._vector is None:
+            return
         self._vector.move_out()
         self._optimizer_state.move_out()
         for parameter, _ in self._frozen:
@@ -171,29 +174,30 @@ class ElasticTraining:
 
     # ---- What members have in common
 
-    def _bind(self, memory: Any) -> ParameterVector:
-        """Views of all places in a memory."""
-        vector = ParameterVector(self._named, MemoryPart(memory, 0, self._trained_nbytes), self._averages.memory)
-        self._optimizer_state.bind(memory)
-        self._buffer_views = [place.of(memory) for place in self._buffer_places]
-        self._plain = self._plain_place.of(memory)
-        return vector
+    def _vector_in(self, memory: Any) -> ParameterVector:
+        return ParameterVector(self._named, MemoryPart(memory, 0, self._trained_nbytes), self._averages.memory)
 
-    def _pack(self, memory: Any) -> None:
-        """Copies to a memory what this process has."""
-        vector = self._bind(memory)
+    def _pack(self) -> torch.Tensor:
+        """Copies to new memory what this process has."""
+        packed = torch.zeros(self._nbytes, dtype=torch.uint8)
+        memory = MemoryPart.of(packed)
         with torch.no_grad():
-            for trained in vector.places:
+            for trained in self._vector_in(memory).places:
                 trained.view.copy_(trained.parameter)
             for parameter, place in self._frozen:
                 place.of(memory).copy_(parameter)
-        self._optimizer_state.copy_to_places()
-        self._text = ""
-        self._store()
+            for buffer, place in zip(self._buffers, self._buffer_places):
+                place.of(memory).copy_(buffer)
+        self._optimizer_state.copy_to(memory)
+        _write(self._plain_place.of(memory), self._plain_values())
+        return packed
 
     def _adopt(self, memory: Any) -> None:
-        """Makes what lies in a memory of the session that of the model, the optimizer and the others."""
-        self._vector, self._memory = self._bind(memory), memory
+        """Makes what lies in a memory that of the model, the optimizer and the others."""
+        self._vector = self._vector_in(memory)
+        self._optimizer_state.bind(memory)
+        self._buffer_views = [place.of(memory) for place in self._buffer_places]
+        self._plain = self._plain_place.of(memory)
         with torch.no_grad():
             for trained in self._vector.places:
                 trained.parameter.data = trained.view
@@ -225,13 +229,11 @@ class ElasticTraining:
                 view.copy_(buffer)
         text = self._plain_values()
         if text != self._text:
-            data = len(text).to_bytes(LENGTH_BYTES, "little") + text.encode()
-            self._plain[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            self._plain[len(data) :].zero_()
+            _write(self._plain, text)
             self._text = text
 
     def _restore_buffers(self) -> None:
-        """Makes the buffers those of the state."""
+        """Makes the buffers those of the last step that was committed."""
         with torch.no_grad():
             for buffer, view in zip(self._buffers, self._buffer_views):
                 buffer.copy_(view)
@@ -243,8 +245,8 @@ class ElasticTraining:
         if not self._is_open:
             raise PleachSchemeError(_OUTSIDE)
         self._may_step = False
-        # Who joins with the step before may still read the state.
-        if self._vector is None or self._state.memory() is None:
+        # Waits until a process that has joined with the step before has read the state.
+        if self._vector is None or self._packed is not None or self._state.memory() is None:
             return
         self._vector.check_addresses()
         if _identities(self._optimizer) != self._identities:
@@ -260,8 +262,7 @@ class ElasticTraining:
         if self._is_repeated:
             for _, parameter in self._named:
                 parameter.grad = None
-            if self._vector is not None:
-                self._restore_buffers()
+            self._restore_buffers()
         self._is_repeated = True
         if step == 0:
             self._take_of_rank_0(group)
@@ -270,14 +271,10 @@ class ElasticTraining:
 
     def _take_of_rank_0(self, group: Any) -> None:
         """Makes what rank 0 has that of all members."""
-        packed = torch.zeros(self._nbytes, dtype=torch.uint8)
-        self._pack(MemoryPart.of(packed))
+        packed = self._pack()
         group.broadcast(packed, 0)
-        # All have it whole, or a part of it stays where it is.
-        group.barrier()
-        memory = self._state.memory()
-        over(memory, torch.uint8)[: self._nbytes].copy_(packed)
-        self._adopt(memory)
+        self._packed = packed
+        self._adopt(MemoryPart.of(packed))
 
     def _average(self, group: Any) -> None:
         """At the end of the block of an attempt."""
@@ -300,13 +297,15 @@ class ElasticTraining:
         self._is_repeated = not is_committed
         if not is_committed:
             return
-        if self._vector is None:
-            # It has joined with this step, and reads what it was made with.
+        if self._vector is None or self._packed is not None:
+            # If it has joined with this step, it reads what the step was made with.
             memory = self._state.memory()
             if memory is None:
                 # The members have changed. Before its next step it reads what came of this one.
-                self._may_step = True
                 return
+            if self._packed is not None:
+                over(memory, torch.uint8)[: self._nbytes].copy_(self._packed)
+                self._packed = None
             self._adopt(memory)
         assert self._vector is not None
         self._averages.take([place.gradient for place in self._vector.places])
@@ -318,7 +317,7 @@ class ElasticTraining:
                 "optimizer.step() without a step of training.steps that is committed; call it behind the block of the "
                 "attempt: if attempt.verdict: optimizer.step()"
             )
-        # Waits for who reads the state.
+        # Waits until nobody reads the state.
         self._state.memory()
 
     def __repr__(self) -> str:
@@ -403,6 +402,13 @@ def _buffers_of(model: torch.nn.Module) -> list[tuple[str, Any, tuple[dict[str, 
                 raise PleachUnsupported(f"buffer {name} cannot be written to; register a clone of it")
             found[id(buffer)] = (name, buffer, (module._buffers, key))
     return list(found.values())
+
+
+def _write(place: torch.Tensor, text: str) -> None:
+    """Writes plain values to their place."""
+    data = len(text).to_bytes(LENGTH_BYTES, "little") + text.encode()
+    place[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    place[len(data) :].zero_()
 
 
 def _identities(optimizer: torch.optim.Optimizer) -> list[int]:

@@ -54,13 +54,13 @@ class OptimizerState:
             if others:
                 self._others[number] = others
 
-    def copy_to_places(self) -> None:
-        """Copies the tensors that the optimizer has to their places."""
+    def copy_to(self, memory: Any) -> None:
+        """Copies the tensors that the optimizer has to their places in a memory, and looks which values it has."""
         self.look()
-        for (name, parameter), views in zip(self._named, self._views):
+        for (name, parameter), places in zip(self._named, self.places):
             for key, one in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(one, torch.Tensor):
-                    _moved(one, views.get(key), f"{key} of {name}")
+                    _moved(one, places[key].of(memory) if key in places else None, f"{key} of {name}")
 
     def move_in(self) -> None:
         """Moves to their places the tensors that the optimizer has made, and looks which values it has."""

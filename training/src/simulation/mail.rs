@@ -157,8 +157,8 @@ impl Mail {
 
     /// Copies the elements of messages that a rank is to hear of side by side, in their order.
     ///
-    /// Those of many short messages lie wherever their writers were. Copied one after the other
-    /// they are fetched at a time. Fetched one by one, when each is heard of, they took a tenth of
+    /// Those of many short messages lie wherever their writers were. A loop that copies them all
+    /// fetches several at once. Fetched one by one, when each is heard of, they took a tenth of
     /// the time of `easgd` beside its gradients.
     pub(crate) fn gather(&mut self, rank: Rank) {
         self.gathered.clear();

@@ -68,8 +68,7 @@ pub use network::{Network, TransferTime};
 pub use recorded::{RecordError, RecordedTimes};
 pub use report::{Observation, Settings, Simulated};
 
-/// Parameters from which gradients are computed by several threads: below, to start a thread takes
-/// longer.
+/// Parameters from which several threads compute gradients: below, to hand them over takes longer.
 const THREADS_FROM: usize = 512;
 
 /// What happens at an instant.
@@ -594,8 +593,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
     /// Checks that all ranks are done; where one has ended, that the others have made all their
     /// steps.
     fn expect_all(&self, is_done: fn(&SimulatedRank) -> bool) -> Result<(), SimulationError> {
+        let is_standing = |rank: &&SimulatedRank| !is_done(rank) || self.mail.has_outgoing(rank.number());
         if let Some((lost, at)) = self.lost() {
-            let standing = self.survivors().find(|rank| !rank.has_made_all_steps() && !is_done(rank));
+            let standing = self.survivors().find(|rank| !rank.has_made_all_steps() && is_standing(rank));
             return standing.map_or(Ok(()), |rank| {
                 Err(SimulationError::Lost { lost, at, rank: rank.number(), step: rank.step() })
             });
@@ -604,7 +604,6 @@ impl<'a, L: Learner> Simulation<'a, L> {
             let missing = call.asked.iter().position(Option::is_none).unwrap_or_default() as Rank;
             return Err(SimulationError::Stuck { number: self.calls_ended, missing });
         }
-        let is_standing = |rank: &&SimulatedRank| !is_done(rank) || self.mail.has_outgoing(rank.number());
         if let Some(rank) = self.ranks.iter().find(is_standing) {
             let peer = self.mail.awaits(rank.number()).unwrap_or_else(|| rank.awaits());
             let step = rank.step();
@@ -613,11 +612,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Ok(())
     }
 
-    /// Tells a rank of messages that have come, until it computes or there are no more. Returns
-    /// whether there were any.
+    /// Tells a rank of messages, until it computes or there are no more. Returns whether it did.
     fn hear_all(&mut self, rank: Rank, network: &mut dyn Network) -> Result<bool, SimulationError> {
         let (was_computing, mut heard) = (self.ranks[rank as usize].is_computing(), false);
-        self.mail.gather(rank);
+        if !self.ranks[rank as usize].is_lost() {
+            self.mail.gather(rank);
+        }
         while !self.ranks[rank as usize].is_lost()
             && self.ranks[rank as usize].is_computing() == was_computing
             && let Some(Message { from, word, elements }) = self.next_message(rank)?

@@ -8,7 +8,7 @@ use crate::Rank;
 use crate::processors::Processors;
 
 /// Version of the join protocol and of the protocols of the fabrics.
-pub(super) const PROTOCOL_VERSION: u32 = 5;
+pub(super) const PROTOCOL_VERSION: u32 = 6;
 
 /// Most settings that are compared.
 const KNOBS_MAX: usize = 64;
@@ -323,7 +323,7 @@ mod tests {
             assert_eq!(RankRecord::decode(&record.encode()), Ok(Ok(record)));
         }
         assert_eq!(RankRecord::decode(b"pleach 9\nwhatever"), Ok(Err(9)));
-        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 5\nworld-size x\n", &[0xff]] {
+        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 6\nworld-size x\n", &[0xff]] {
             assert_eq!(RankRecord::decode(bytes), Err(Unreadable));
         }
         let whole = record().encode();
