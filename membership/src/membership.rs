@@ -196,10 +196,7 @@ impl Membership {
                 let outputs = self.participant.ready(self.has_planned_change());
                 self.carry_out(outputs);
             }
-            Input::Failed => {
-                self.attempts.give_up();
-                self.change_view(|view| view.failed = true);
-            }
+            Input::Failed => self.change_view(|view| view.failed = true),
             Input::TooFew => self.attempts.begin_no_step(),
             Input::Leave => self.change_view(|view| view.leaves = true),
             Input::Tick => {}

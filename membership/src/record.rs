@@ -80,15 +80,11 @@ pub enum Reason {
     Failed,
 }
 
-const REASONS: [Reason; 7] = [
-    Reason::Joined,
-    Reason::Left,
-    Reason::Died,
-    Reason::Unreachable,
-    Reason::Replaced,
-    Reason::Unit,
-    Reason::Failed,
-];
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Self; 7] =
+        [Self::Joined, Self::Left, Self::Died, Self::Unreachable, Self::Replaced, Self::Unit, Self::Failed];
+}
 
 /// A process that left, came or held up the step, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -334,7 +330,7 @@ fn take_member(reader: &mut Reader<'_>) -> Result<(Process, u64), DecodeError> {
 
 fn take_cause(reader: &mut Reader<'_>) -> Result<Cause, DecodeError> {
     let process = take_process(reader)?;
-    let reason = *REASONS.get(usize::from(reader.u8()?)).ok_or(DecodeError::Malformed)?;
+    let reason = *Reason::ALL.get(usize::from(reader.u8()?)).ok_or(DecodeError::Malformed)?;
     Ok(Cause { process, reason })
 }
 

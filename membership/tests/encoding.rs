@@ -26,15 +26,7 @@ prop_compose! {
 }
 
 fn cause() -> impl Strategy<Value = Cause> {
-    let reasons = [
-        Reason::Joined,
-        Reason::Left,
-        Reason::Died,
-        Reason::Unreachable,
-        Reason::Replaced,
-        Reason::Unit,
-        Reason::Failed,
-    ];
+    let reasons = Reason::ALL;
     (process(), 0..reasons.len()).prop_map(move |(process, at)| Cause { process, reason: reasons[at] })
 }
 

@@ -29,9 +29,9 @@ pub struct Change {
     pub came: Vec<Process>,
     /// The members of the epoch that begins, by rank.
     pub members: Vec<Process>,
-    /// Members whose step failed, by seats, where nobody was lost: it has returned an error, or the
-    /// group of the epoch or a part of it could not be made there. Members that failed later than
-    /// the first are named if the one that proposed the change had heard of it.
+    /// Members whose step failed, by seats, where nobody was lost. Their step has returned an
+    /// error, or they could not make the group of the epoch or a part of it. Of several such
+    /// members those are named of which the proposer of the change had heard.
     pub failed: Vec<Process>,
     /// The pairs of this process and members that were there before, in which messages were sent
     /// ([`Group::send`](crate::Group::send)) and not received when the epoch ended, by seats. No

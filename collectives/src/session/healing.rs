@@ -35,7 +35,7 @@ const SHARE_INTERVAL: Duration = Duration::from_millis(100);
 /// gets need polls of both ends. Processes that read need the processors.
 const LENDING_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long a process that waits for what others say looks all the time.
+/// For so long a process that waits for the words of others looks without a pause.
 const LOOKING_MAX: Duration = Duration::from_millis(1);
 
 /// What was read of the states of a step; kept where the epoch ends meanwhile.
@@ -392,15 +392,8 @@ impl Healing {
             *kept = Some(Kept { step, memory, has_come });
         }
         let kept = kept.as_mut().expect("was made");
-        let mut reading = Reading {
-            healing: self,
-            states,
-            sources,
-            manifests: &manifests,
-            blocks: &blocks,
-            kept,
-            useful: Vec::new(),
-        };
+        let mut reading =
+            Reading { healing: self, states, sources, manifests: &manifests, blocks: &blocks, kept };
         Ok(reading.run()?.then(|| reading.kept.memory.clone()))
     }
 
@@ -551,13 +544,14 @@ struct Get {
     source: usize,
 }
 
-/// Which of the sources that have a block it is read from: that with the fewest gets under way, so
-/// that a source gives as much as its link carries; of equal ones each has its turn. A block that
-/// was tried goes to one after the other. `None`: the source has its gets.
-fn source_for(have: &[usize], busy: &[usize], block: usize, tried: usize) -> Option<usize> {
-    let in_turn = (0..have.len()).map(|at| have[(block + tried + at) % have.len()]);
-    let source = if tried == 0 { in_turn.min_by_key(|source| busy[*source]) } else { in_turn.take(1).next() };
-    source.filter(|source| busy[*source] < BLOCKS_AT_ONCE)
+/// The source from which a block is read, of those that have it. It is the one with the fewest gets
+/// under way, so that a source gives as much as its link carries; equal ones take turns. A block
+/// that was tried before goes to one source after the other. `None`: that source has as many gets
+/// under way as it may have.
+fn source_for(have: &[usize], busy: &BTreeMap<usize, usize>, block: usize, tried: usize) -> Option<usize> {
+    let mut in_turn = (0..have.len()).map(|at| have[(block + tried + at) % have.len()]);
+    let source = if tried == 0 { in_turn.min_by_key(|source| busy[source]) } else { in_turn.next() };
+    source.filter(|source| busy[source] < BLOCKS_AT_ONCE)
 }
 
 /// The read of all blocks.
@@ -569,8 +563,6 @@ struct Reading<'a> {
     manifests: &'a [Manifest],
     blocks: &'a [(usize, Range<usize>)],
     kept: &'a mut Kept,
-    /// The sources that have a block, by number.
-    useful: Vec<usize>,
 }
 
 impl Reading<'_> {
@@ -582,10 +574,11 @@ impl Reading<'_> {
         let mut waiting: VecDeque<(usize, usize)> = VecDeque::new();
         // By source, of those that have diverged: how many blocks, and the first.
         let mut diverged: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
-        let mut useful = BTreeSet::new();
+        // By source that has a block: its gets under way.
+        let mut busy: BTreeMap<usize, usize> = BTreeMap::new();
         for block in 0..self.blocks.len() {
             let (_, have) = self.sources_of(block)?;
-            useful.extend(have.iter().copied());
+            busy.extend(have.iter().map(|source| (*source, 0)));
             for source in (0..self.sources.len()).filter(|source| !have.contains(source)) {
                 diverged.entry(source).or_insert((0, block)).0 += 1;
             }
@@ -593,7 +586,6 @@ impl Reading<'_> {
                 waiting.push_back((block, 0));
             }
         }
-        self.useful = useful.into_iter().collect();
         for (source, (count, first)) in diverged {
             let (process, state) = (self.sources[source], self.states.name(self.blocks[first].0));
             let of = self.blocks.len();
@@ -602,8 +594,6 @@ impl Reading<'_> {
             );
         }
         let mut under_way: BTreeMap<u64, Get> = BTreeMap::new();
-        // By source: the gets under way.
-        let mut busy = vec![0; self.sources.len()];
         let (mut is_over, mut is_refused) = (false, false);
         while !(waiting.is_empty() || is_over) || !under_way.is_empty() {
             is_over = is_over || self.healing.is_over();
@@ -611,7 +601,7 @@ impl Reading<'_> {
                 let Some(get) = self.next(&mut waiting, &busy)? else { break };
                 match self.begin(get)? {
                     Ok(Some(id)) => {
-                        busy[get.source] += 1;
+                        *busy.entry(get.source).or_default() += 1;
                         under_way.insert(id, get);
                     }
                     Ok(None) => self.check(get, &mut waiting)?,
@@ -634,7 +624,7 @@ impl Reading<'_> {
             }
             for (id, is_ok) in self.healing.device.take_gets() {
                 let Some(get) = under_way.remove(&id) else { continue };
-                busy[get.source] -= 1;
+                *busy.entry(get.source).or_default() -= 1;
                 if is_ok {
                     self.check(get, &mut waiting)?;
                 } else {
@@ -674,10 +664,10 @@ impl Reading<'_> {
     fn next(
         &self,
         waiting: &mut VecDeque<(usize, usize)>,
-        busy: &[usize],
+        busy: &BTreeMap<usize, usize>,
     ) -> Result<Option<Get>, SessionError> {
-        // A scan of all that waits is for a source that lacks some blocks.
-        if self.useful.iter().all(|source| busy[*source] >= BLOCKS_AT_ONCE) {
+        // Blocks that wait are looked through only where a source may have one of them.
+        if busy.values().all(|gets| *gets >= BLOCKS_AT_ONCE) {
             return Ok(None);
         }
         for at in 0..waiting.len() {
@@ -745,7 +735,8 @@ mod tests {
 
     #[test]
     fn a_source_gives_more_the_sooner_its_gets_end_and_a_block_that_failed_goes_round() {
-        let [none, one_slow, all] = [[0, 0, 0], [2, 1, 0], [2, 2, 2]];
+        let [none, one_slow, all] =
+            [[0, 0, 0], [2, 1, 0], [2, 2, 2]].map(|gets| gets.into_iter().enumerate().collect());
         assert_eq!([0, 1, 2, 3].map(|block| source_for(&[0, 1, 2], &none, block, 0)), [0, 1, 2, 0].map(Some));
         assert_eq!(source_for(&[0, 1, 2], &one_slow, 0, 0), Some(2));
         assert_eq!(source_for(&[0, 1], &one_slow, 0, 0), Some(1));

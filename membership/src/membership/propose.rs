@@ -37,8 +37,6 @@ pub(crate) struct Attempts {
     entering: Option<Nanos>,
     /// Since no unit is whole.
     lost: Option<Nanos>,
-    /// Whether this member cannot be ready with its step.
-    has_given_up: bool,
     /// Whether this member begins no step.
     begins_no_step: bool,
     has_called: bool,
@@ -46,11 +44,6 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// This member cannot be ready with its step.
-    pub(crate) fn give_up(&mut self) {
-        self.has_given_up = true;
-    }
-
     /// This member begins no step in this epoch.
     pub(crate) fn begin_no_step(&mut self) {
         self.begins_no_step = true;
@@ -90,8 +83,7 @@ impl Membership {
         // could go. Its certificate and the views of the others come within the roll call.
         let is_clear = !has_broken
             || self.attempts.broken.is_some_and(|broken| self.detector.has_passed(ROLL_CALL, broken));
-        let is_stuck =
-            self.attempts.has_given_up || (self.attempts.begins_no_step && self.has_planned_change());
+        let is_stuck = self.has_failed() || (self.attempts.begins_no_step && self.has_planned_change());
         let is_needed =
             self.participant.is_halted() || has_dead || is_frozen || is_stuck || (has_broken && is_clear);
         self.attempts.needed = since(is_needed, self.attempts.needed, clock);
@@ -120,6 +112,11 @@ impl Membership {
         }
     }
 
+    /// Whether this member cannot be ready with its step.
+    fn has_failed(&self) -> bool {
+        self.views.get(&self.process()).is_some_and(|view| view.failed)
+    }
+
     /// Whether the proposer of the ballot that this member has promised is certified dead.
     fn has_promised_a_dead(&self, record: &Record) -> bool {
         let proposer = self.participant.promised().and_then(|ballot| record.on_seat(ballot.seat));
@@ -134,10 +131,10 @@ impl Membership {
         let preferred = plan::plan(record, &self.views, &self.participant, self.unit, None);
         match position(&preferred.stay) {
             // Nobody else knows of a need.
-            Some(_) if self.attempts.has_given_up => (preferred, 0),
+            Some(_) if self.has_failed() => (preferred, 0),
             Some(position) => (preferred, STAGGER * position),
             // It leaves and takes part in no step: nobody else knows that they wait for it.
-            None if self.attempts.has_given_up && preferred.leaves(process) => (preferred, 0),
+            None if self.has_failed() && preferred.leaves(process) => (preferred, 0),
             None => {
                 let keeps = Some(process);
                 let plan = plan::plan(record, &self.views, &self.participant, self.unit, keeps);

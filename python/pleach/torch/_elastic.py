@@ -2,7 +2,7 @@
 
 All that members have in common lies in one state of the session, which a process that joins reads: the
 parameters, the optimizer's tensors, the buffers, and plain values such as learning rates. Until the first
-step is committed that state is zeros: what rank 0 gives to all is in private memory so long.
+step is committed that state is zeros, and each member has in private memory what rank 0 has given to all.
 
 **Invariant:** while a step is attempted that state is the same on all members, bit for bit, and nobody
 changes it. So what an attempt changes, which may be repeated, is elsewhere: gradients, and the buffers of the
@@ -347,13 +347,23 @@ class _Averages:
         self._flat = over(self.memory, torch.float32)[:count]
         _, of_floats, flags = self._flat.split([gradients, means, len(named) + len(buffers)])
         self._has_gradient, self._are_changed = flags.split([len(named), len(buffers)])
-        self._floats = (of_floats, floats)
+        #: Of types other than float32: all elements, and the numbers of the buffers.
         self._others = []
+        #: By number of a buffer: its place here.
+        self._places = dict(zip(floats, self._split(of_floats, floats)))
         for dtype, numbers in of_type.items():
             elements = sum(buffers[number].numel() for number in numbers)
-            flat = over(native.register(max(1, elements * dtype.itemsize)), torch.uint8)
-            self._others.append((flat[: elements * dtype.itemsize].view(dtype), numbers))
+            memory = over(native.register(max(1, elements * dtype.itemsize)), torch.uint8)
+            flat = memory[: elements * dtype.itemsize].view(dtype)
+            self._others.append((flat, numbers))
+            self._places.update(zip(numbers, self._split(flat, numbers)))
         self._changed: list[bool] = []
+
+    def _split(self, flat: torch.Tensor, numbers: list[int]) -> list[torch.Tensor]:
+        """Views of the elements, with the shapes of these buffers."""
+        buffers = [self._buffers[number] for number in numbers]
+        parts = flat.split([buffer.numel() for buffer in buffers])
+        return [part.view(buffer.shape) for part, buffer in zip(parts, buffers)]
 
     def give(self, has_gradient: list[bool], are_changed: list[bool]) -> None:
         """Takes in the buffers, behind the gradients, which lie there."""
@@ -361,10 +371,8 @@ class _Averages:
             self._has_gradient.copy_(torch.tensor(has_gradient))
             if are_changed:
                 self._are_changed.copy_(torch.tensor(are_changed))
-            for flat, numbers in (self._floats, *self._others):
-                parts = flat.split([self._buffers[number].numel() for number in numbers])
-                for number, part in zip(numbers, parts):
-                    part.copy_(self._buffers[number].reshape(-1))
+            for number, place in self._places.items():
+                place.copy_(self._buffers[number])
 
     def exchange(self, group: Any) -> None:
         """Averages all of this with the other members."""
@@ -380,11 +388,9 @@ class _Averages:
         for share, (_, parameter), gradient in zip(self._has_gradient.tolist(), self._named, gradients):
             parameter.grad = gradient if share != 0 else None
         with torch.no_grad():
-            for flat, numbers in (self._floats, *self._others):
-                parts = flat.split([self._buffers[number].numel() for number in numbers])
-                for number, part in zip(numbers, parts):
-                    if self._changed[number]:
-                        self._buffers[number].copy_(part.view(self._buffers[number].shape))
+            for number, place in self._places.items():
+                if self._changed[number]:
+                    self._buffers[number].copy_(place)
 
 
 def _buffers_of(model: torch.nn.Module) -> list[tuple[str, Any, tuple[dict[str, Any], str]]]:

@@ -1,7 +1,7 @@
 """The state of an optimizer as views of one memory, which a process that joins reads from others.
 
-An optimizer makes its tensors in its first step, and tells nobody before which. So a copy of the
-optimizer makes a step on copies of the parameters first.
+An optimizer makes its tensors in its first step, and says nowhere before which they will be. So a copy
+of the optimizer makes a step on copies of the parameters first.
 
 **Invariant:** from :meth:`OptimizerState.move_in` on each tensor of the state of a parameter lies in its
 place, unless the optimizer has put another tensor there since.
@@ -127,10 +127,6 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 def _states_after_a_step(optimizer: Any, named: list[tuple[str, Any]]) -> list[dict[str, Any]]:
     """The state of each parameter after a step of a copy of the optimizer, on copies of the parameters."""
-    with torch.no_grad():
-        copies = {id(parameter): torch.nn.Parameter(parameter.clone()) for _, parameter in named}
-        for copy in copies.values():
-            copy.grad = torch.zeros_like(copy)
     kind = type(optimizer).__name__
     for key, one in vars(optimizer).items():
         if isinstance(one, (torch.optim.Optimizer, torch.Tensor)):
@@ -138,6 +134,10 @@ def _states_after_a_step(optimizer: Any, named: list[tuple[str, Any]]) -> list[d
                 f"{kind} keeps a {type(one).__name__} in {key}, which a process that joins cannot be given; take an optimizer "
                 "that keeps all in its state"
             )
+    with torch.no_grad():
+        copies = {id(parameter): torch.nn.Parameter(parameter.clone()) for _, parameter in named}
+        for copy in copies.values():
+            copy.grad = torch.zeros_like(copy)
     probe = object.__new__(type(optimizer))
     probe.__dict__.update(optimizer.__dict__)
     # Of a scheduler, which counts the steps.
