@@ -18,12 +18,18 @@ macro_rules! on_every_fabric {
 
 #[path = "session/asked.rs"]
 mod asked;
+#[path = "../../transport/tests/conformance/softroce/changed.rs"]
+#[allow(dead_code)] // Not every change is made here.
+mod changed;
 #[path = "../../transport/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
 #[path = "session/job.rs"]
 mod job;
 #[path = "session/kept.rs"]
 mod kept;
+#[path = "../../tests/links/mod.rs"]
+#[allow(dead_code)] // No ranks of `pleach` are started on hosts here.
+mod links;
 #[path = "session/member.rs"]
 mod member;
 #[path = "session/on_gpu.rs"]
@@ -32,17 +38,23 @@ mod on_gpu;
 mod outside_stores;
 #[path = "session/over_hosts.rs"]
 mod over_hosts;
+#[path = "session/over_links.rs"]
+mod over_links;
 #[path = "session/over_tcp.rs"]
 mod over_tcp;
 #[path = "session/parts.rs"]
 mod parts;
 #[path = "../../tests/ports/mod.rs"]
 mod ports;
+#[path = "../../tests/rdma_devices/mod.rs"]
+mod rdma_devices;
 #[path = "session/served.rs"]
 mod served;
 #[path = "../../tests/skipped/mod.rs"]
 #[allow(dead_code)] // Not every test skips a part.
 mod skipped;
+#[path = "session/softroce.rs"]
+mod softroce;
 #[path = "session/stores.rs"]
 mod stores;
 #[path = "session/units.rs"]
@@ -59,6 +71,45 @@ use rustix::process::Signal;
 #[ignore = "is started by the other tests as one of their members"]
 fn member_process() {
     member::make_steps();
+}
+
+/// What RDMA changes: how pairs are connected, drained and severed.
+mod verbs {
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn survivors_of_one_death_go_on_with_what_they_have() {
+        super::survivors_of_one_death_go_on_with_what_they_have("verbs");
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn who_was_stopped_is_out_and_changes_nothing() {
+        super::who_was_stopped_is_out_and_changes_nothing("verbs");
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn who_died_comes_back_on_its_seat() {
+        super::who_died_comes_back_on_its_seat("verbs");
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn who_joins_costs_no_retry_and_has_the_state() {
+        super::who_joins_costs_no_retry_and_has_the_state("verbs");
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn who_joins_heals_behind_its_first_step() {
+        super::who_joins_heals_behind_its_first_step("verbs");
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn who_is_told_to_leave_costs_the_others_no_retry() {
+        super::who_is_told_to_leave_costs_the_others_no_retry("verbs");
+    }
 }
 
 on_every_fabric!(

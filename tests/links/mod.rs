@@ -6,13 +6,16 @@
 //! It takes root and `ip`, and for bandwidths `tc` and a kernel with `sch_tbf`.
 
 use std::collections::VecDeque;
+use std::io::Write as _;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use pleach_transport::auth::challenge;
 use pleach_transport::clock::now;
 
 /// Numbers networks of this process. Relaxed: only uniqueness matters.
@@ -29,6 +32,8 @@ const NAMESPACE_FILES: &str = "/etc/netns";
 const BURST_BYTES: u32 = 32 << 10;
 /// Bytes that a megabit per second carries in a millisecond.
 const BYTES_PER_MEGABIT_AND_MS: u32 = 125;
+/// The address of no device.
+const NOBODY: &str = "02:00:00:00:00:01";
 /// How long a frame may wait in a bucket before it is dropped. Longer than the data under way take,
 /// so that nothing is.
 const QUEUE_MS: u32 = 400;
@@ -103,12 +108,15 @@ impl Hosts {
                 self.route(from, to)?;
             }
         }
-        let secret = self.secret();
-        run(&self.pleach.to_string_lossy(), &["secret", &secret.to_string_lossy()])?;
-        match self.toml() {
-            Some(toml) => std::fs::write(self.topology(), toml).map_err(|error| format!("topology: {error}")),
-            None => Ok(()),
-        }
+        let secret: String = challenge().iter().map(|byte| format!("{byte:02x}")).collect();
+        self.write(&self.secret(), &secret, 0o600)?;
+        self.toml().map_or(Ok(()), |toml| self.write(&self.topology(), &toml, 0o644))
+    }
+
+    fn write(&self, path: &Path, text: &str, mode: u32) -> Result<(), String> {
+        let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| format!("{}: {error}", path.display()))
     }
 
     /// A pair of interfaces, each end shaped.
@@ -154,6 +162,27 @@ impl Hosts {
         let variant = ["route", "add", &target, "dev", &device, "src", &source];
         let how: &[&str] = if next == to { &["scope", "link"] } else { &["via", &gateway, "onlink"] };
         run("ip", &[&["-n", &self.names[from]], &variant[..], how].concat())
+    }
+
+    /// Cuts what one host sends to another over the wire between them, until it is mended: it is
+    /// lost, and no error says so.
+    #[allow(dead_code)] // Most leave their wires alone.
+    pub(crate) fn cut(&self, from: usize, to: usize) -> Result<(), String> {
+        self.neighbour("replace", from, to, &["lladdr", NOBODY, "nud", "permanent"])
+    }
+
+    /// Undoes [`Hosts::cut`].
+    #[allow(dead_code)] // As `cut`.
+    pub(crate) fn mend(&self, from: usize, to: usize) -> Result<(), String> {
+        self.neighbour("del", from, to, &[])
+    }
+
+    /// Changes which device a host takes for another one.
+    fn neighbour(&self, change: &str, from: usize, to: usize, how: &[&str]) -> Result<(), String> {
+        let joins = |wire: &Wire| wire.ends.contains(&from) && wire.ends.contains(&to);
+        let wire = self.wires.iter().position(joins).ok_or_else(|| format!("no wire joins {from} and {to}"))?;
+        let (address, device) = (self.addresses[to].to_string(), format!("wire{wire}"));
+        self.ip(from, &[&["neigh", change, &address, "dev", &device], how].concat())
     }
 
     /// A file that every host can read.

@@ -16,7 +16,9 @@ use pleach_transport::clock;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::member::{ENOUGH, GO_ON, MARK, VARIABLE};
-use super::{fake_cuda, on_gpu};
+use super::links::Hosts;
+use super::rdma_devices::rdma_device;
+use super::{fake_cuda, on_gpu, softroce};
 
 /// How long anything may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -88,6 +90,8 @@ pub(crate) struct Job {
     /// Of those that began, these are a process group, to which one signal goes.
     together: Vec<u32>,
     folder: PathBuf,
+    /// Those of its members, seats in a row on one, where they have hosts of their own.
+    hosts: Option<Hosts>,
 }
 
 /// From where random moments come; printed when a check fails.
@@ -103,15 +107,27 @@ impl Job {
 
     /// The same; some of the members get the signals of [`Job::signal_together`].
     pub(crate) fn start_together(fabric: &str, size: u32, settings: &[&str], together: &[u32]) -> Self {
-        Self::start_some(fabric, size, &[], settings, together)
+        Self::start_some(fabric, size, &[], settings, together, None)
+    }
+
+    /// Starts a world on these hosts.
+    pub(crate) fn start_on(hosts: Hosts, fabric: &str, size: u32, settings: &[&str]) -> Self {
+        Self::start_some(fabric, size, &[], settings, &[], Some(hosts))
     }
 
     /// Starts a world but for these ranks.
     pub(crate) fn start_without(fabric: &str, size: u32, absent: &[u32], settings: &[&str]) -> Self {
-        Self::start_some(fabric, size, absent, settings, &[])
+        Self::start_some(fabric, size, absent, settings, &[], None)
     }
 
-    fn start_some(fabric: &str, size: u32, absent: &[u32], settings: &[&str], together: &[u32]) -> Self {
+    fn start_some(
+        fabric: &str,
+        size: u32,
+        absent: &[u32],
+        settings: &[&str],
+        together: &[u32],
+        hosts: Option<Hosts>,
+    ) -> Self {
         // Relaxed: only uniqueness matters.
         static FOLDERS: AtomicU32 = AtomicU32::new(0);
         let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
@@ -137,6 +153,7 @@ impl Job {
             struck,
             together,
             folder,
+            hosts,
         };
         for seat in (0..size).filter(|seat| !job.absent.contains(seat)).collect::<Vec<_>>() {
             job.spawn(seat, &[]);
@@ -145,7 +162,7 @@ impl Job {
     }
 
     /// Starts a process that comes to the running job, with further settings; `tls=MODE` is its
-    /// `PLEACH_TLS`. Returns its number.
+    /// `PLEACH_TLS`. Over RDMA it has the device of its seat. Returns its number.
     pub(crate) fn spawn(&mut self, seat: u32, settings: &[&str]) -> u32 {
         let number = self.members.len() as u32;
         let (size, fabric, folder) = (self.size, &self.fabric, self.folder.display());
@@ -154,13 +171,27 @@ impl Job {
         let tls = tls.iter().filter_map(|setting| Some(("PLEACH_TLS", setting.strip_prefix("tls=")?)));
         let words = format!("{seat} {size} {fabric} {folder} {} {}", self.settings, settings.join(" "));
         {
-            let mut command = Command::new(std::env::current_exe().expect("a path"));
+            let program = std::env::current_exe().expect("a path");
+            let mut command = match &self.hosts {
+                Some(hosts) => {
+                    let mut command = hosts.command((seat as usize * hosts.count()) / size as usize);
+                    command.arg(program).stderr(Stdio::inherit());
+                    command
+                }
+                None => Command::new(program),
+            };
             command
                 .args(["--exact", "member_process", "--ignored", "--nocapture", "--test-threads=1"])
                 .env(VARIABLE, words)
                 .envs(tls)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped());
+            if self.fabric == "verbs" {
+                command.env("PLEACH_VERBS_DEVICE", rdma_device(seat));
+            }
+            if self.settings.contains(softroce::ON_LINKS) {
+                command.env("PLEACH_INTERFACE", softroce::address(seat));
+            }
             if self.settings.contains(on_gpu::SETTING) {
                 command.env("LD_LIBRARY_PATH", fake_cuda::folder());
             }
@@ -195,13 +226,22 @@ impl Job {
     }
 
     /// Waits until a member says such a thing.
-    pub(crate) fn await_told(&mut self, seat: u32, wanted: impl Fn(&Told) -> bool) {
+    pub(crate) fn await_told(&mut self, member: u32, wanted: impl Fn(&Told) -> bool) {
+        self.await_one(&[member], wanted);
+    }
+
+    /// Waits until one of these members says such a thing. Returns which.
+    pub(crate) fn await_one(&mut self, members: &[u32], wanted: impl Fn(&Told) -> bool) -> u32 {
         let until = clock::now() + PATIENCE;
-        while !self.told[seat as usize].iter().any(&wanted) {
+        loop {
+            let says = |member: &&u32| self.told[**member as usize].iter().any(&wanted);
+            if let Some(member) = members.iter().find(says) {
+                return *member;
+            }
             let left = until.since(clock::now());
             match self.lines.recv_timeout(left) {
-                Ok((seat, line)) => self.hear(seat, &line),
-                Err(_) => panic!("seat {seat} did not say it: {}", self.last()),
+                Ok((member, line)) => self.hear(member, &line),
+                Err(_) => panic!("members {members:?} did not say it: {}", self.last()),
             }
         }
     }
@@ -270,6 +310,11 @@ impl Job {
         for &seat in seats {
             self.await_told(seat, is_wanted);
         }
+    }
+
+    /// The hosts of the members.
+    pub(crate) fn hosts(&self) -> &Hosts {
+        self.hosts.as_ref().expect("it was started on hosts")
     }
 
     /// Lets those begin that hold on before their first step.

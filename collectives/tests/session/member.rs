@@ -174,6 +174,7 @@ impl Settings {
                 "quorum" => settings.quorum_wait = Duration::from_millis(number()),
                 "too-few" => settings.fewest_wait = Duration::from_millis(number()),
                 "hosts" => settings.seats_a_host = Some(number() as u32),
+                "on-links" => {} // Its environment says it.
                 "host" => settings.host = Some(value.to_owned()),
                 "fails" => {
                     for item in value.split(',') {
