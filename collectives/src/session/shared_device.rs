@@ -19,13 +19,16 @@
 //! * *The session's own reads cross no epoch's end.* A get of states names the record of its epoch,
 //!   and is refused once its pair is to be drained for a later one, or its peer is out. So it
 //!   stands before the drain's mark. A new epoch's are begun when all of them have ended.
+//! * *The device is had in turn.* A poll that makes memory private takes milliseconds, and whoever
+//!   polls does so again at once. The lock is fair, so the thread of the session, which waits for
+//!   it, answers other members meanwhile and is not taken for silent.
 //! * *Ends are their epoch's.* Transfers have numbers of this device's own, so the end of a
 //!   transfer of an epoch before is never taken for that of another one.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
-use pleach_transport::mutex::lock;
+use parking_lot::{Mutex, MutexGuard};
 use pleach_transport::{
     Address, ConnectError, Device, DeviceInfo, Event, Flush, Memory, Nanos, PostError, Reach, Region,
     RegisterError, RemoteSlice, Signal, Slice, SubmitError, Submitted, Transfer, TransferError, TransferId,
@@ -170,7 +173,7 @@ impl SharedDevice {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Shared> {
-        lock(&self.shared)
+        self.shared.lock()
     }
 
     /// Registers memory for all epochs.

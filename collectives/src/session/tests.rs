@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use pleach_membership::Message;
@@ -48,6 +49,43 @@ fn questions_are_answered_while_a_process_waits_for_a_seat() {
     std::fs::remove_dir_all(folder).expect("it is there");
     println!("{answers} questions were answered meanwhile");
     assert!(answers >= ANSWERS_MIN, "questions waited: {answers} were answered");
+}
+
+/// As a fence does, that makes much memory private.
+#[test]
+fn who_works_with_the_device_at_length_lets_others_have_it_in_turn() {
+    /// How often the device is wanted.
+    const TIMES: usize = 15;
+    /// Turns of the other thread that a wait may see: one is under way, and more pass while this
+    /// thread does not run. Of an unfair lock some waits see hundreds.
+    const TURNS_MAX: u32 = 20;
+    /// How long a turn takes: longer than this thread is kept from running, as a rule.
+    const TURN: Duration = Duration::from_millis(10);
+    let session = alone();
+    // Relaxed: only counts, and the scope joins the thread.
+    let (turns, is_enough) = (AtomicU32::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_enough.load(Ordering::Relaxed) {
+                let _device = session.device.lock();
+                std::thread::sleep(TURN);
+                turns.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let waits = (0..TIMES).map(|_| {
+            let so_far = turns.load(Ordering::Relaxed);
+            // The other thread has it again.
+            while turns.load(Ordering::Relaxed) == so_far {
+                std::thread::yield_now();
+            }
+            let before = turns.load(Ordering::Relaxed);
+            drop(session.device.lock());
+            turns.load(Ordering::Relaxed) - before
+        });
+        let waits: Vec<u32> = waits.collect();
+        is_enough.store(true, Ordering::Relaxed);
+        assert!(waits.iter().all(|turns| *turns <= TURNS_MAX), "waits have seen {waits:?} turns");
+    });
 }
 
 #[test]
