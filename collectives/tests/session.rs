@@ -140,6 +140,9 @@ on_every_fabric!(
     who_died_comes_back_on_its_seat,
     one_dies_and_another_joins_at_once,
     the_first_member_dies_and_comes_back,
+    a_spare_takes_the_place_of_who_dies_and_of_who_leaves,
+    a_spare_that_ends_costs_the_others_nothing,
+    a_spare_of_a_job_that_ends_is_told_that_it_is_not_needed,
     who_is_not_of_the_job_is_refused,
     an_audit_names_who_differs,
     who_joins_is_audited_from_its_first_step_on,
@@ -271,6 +274,58 @@ fn survivors_of_three_deaths_at_once_go_on(fabric: &str) {
     job.await_all_of(&[0, 2, 3, 5, 7]);
     job.finish();
     job.check();
+}
+
+/// Two spares wait, registered and connected. One comes with the change without the dead.
+fn a_spare_takes_the_place_of_who_dies_and_of_who_leaves(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["most=3", "spares=2", "state=300000"]);
+    job.await_step(0, 5);
+    let spares = [3, 4].map(|seat| job.spawn(seat, &[]));
+    for spare in spares {
+        job.await_told(spare, |told| *told == Told::Joined(spare));
+    }
+    job.await_further_steps();
+    assert!(job.committed(0).iter().all(|(_, bits)| *bits == 0b111), "there is no room");
+    job.signal(1, Signal::KILL);
+    job.await_all_of(&[0, 2, spares[0]]);
+    job.tell(2, Signal::TERM);
+    job.await_all_of(&[0, spares[0], spares[1]]);
+    job.finish();
+    job.check();
+    assert!(job.retries(0) <= 1, "the death, between two steps of this member or in one");
+    assert_eq!(job.retries(spares[0]), 0, "it came with the first change");
+    // Four pairs, and three changes: one that leaves makes room when it has gone.
+    assert_eq!((job.set_up(0).1, job.set_up(0).2), (4, 3));
+}
+
+fn a_spare_that_ends_costs_the_others_nothing(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["most=2", "spares=1"]);
+    job.await_step(0, 5);
+    for signal in [Signal::KILL, Signal::TERM] {
+        let spare = job.spawn(2, &[]);
+        job.await_told(spare, |told| *told == Told::Joined(2));
+        job.await_further_steps();
+        job.signal(spare, signal);
+        job.await_further_steps();
+    }
+    let spare = job.spawn(2, &[]);
+    job.await_told(spare, |told| *told == Told::Joined(2));
+    assert!(job.retries(0) == 0 && job.retries(1) == 0);
+    job.signal(1, Signal::KILL);
+    job.await_all_of(&[0, spare]);
+    job.finish();
+    job.check();
+}
+
+fn a_spare_of_a_job_that_ends_is_told_that_it_is_not_needed(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["most=2", "spares=1"]);
+    job.await_step(0, 5);
+    let spare = job.spawn(2, &[]);
+    job.await_told(spare, |told| *told == Told::Joined(2));
+    job.finish();
+    job.check();
+    assert_eq!(job.ends(spare), ["NotNeeded"]);
+    assert_eq!((job.ends(0), job.ends(1)), (vec![], vec![]));
 }
 
 /// More than half are gone, and each of them by the kernel's word.

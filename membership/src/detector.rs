@@ -106,6 +106,11 @@ impl Detector {
         self.silent.insert(process);
     }
 
+    /// Whether something was heard of a process within the time after which it is suspected.
+    pub(crate) fn hears(&self, process: Process) -> bool {
+        self.heard.get(&process).is_some_and(|heard| !self.has_passed(8, *heard))
+    }
+
     /// Whether nothing was heard of a process since.
     pub(crate) fn is_silent_since(&self, process: Process, since: Nanos) -> bool {
         self.heard.get(&process).is_none_or(|heard| *heard < since)

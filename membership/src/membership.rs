@@ -16,7 +16,7 @@
 //!    entered. Who does not drain within `suspect_after` is suspected.
 //! 5. A planned join or leave waits for the end of a step (see `commit`), but not where members are
 //!    too few for a step ([`Input::TooFew`]). A joiner is admitted when it and every member reach
-//!    each other.
+//!    and hear each other, and there is room ([`Options::most`]).
 //! 6. A unit of [`Options::unit`] seats is one in all this: it goes when one of its members does,
 //!    and joins when all of its processes wait. Where no unit is whole, nobody proposes.
 
@@ -58,6 +58,9 @@ pub struct Options {
     /// How many seats make a unit: seats 0 to `unit - 1`, and so on. Its members come and go
     /// together. The members of the first record are whole units.
     pub unit: NonZeroU32,
+    /// Members at most, [`MEMBERS_MAX`] or fewer. Who waits to join beyond these is a spare: it is
+    /// connected, and joins in the record with which there is room.
+    pub most: usize,
 }
 
 /// What happens to a process.
@@ -105,7 +108,8 @@ pub enum Input {
 #[derive(Clone, Debug)]
 pub struct Membership {
     maker: Maker,
-    unit: Unit,
+    /// What comes and goes together, and how many members there are at most.
+    room: (Unit, usize),
     participant: Participant,
     detector: Detector,
     /// By process; its own is there.
@@ -125,7 +129,7 @@ impl Membership {
         detector.enter(first.as_ref().map_or(&[][..], |record| record.members()));
         Self {
             maker: options.maker,
-            unit: Unit::of_seats(options.unit),
+            room: (Unit::of_seats(options.unit), options.most.min(MEMBERS_MAX)),
             entry: Entry::of_first(first.clone()),
             participant: Participant::new(process, options.maker, first),
             detector,
@@ -217,7 +221,8 @@ impl Membership {
         let leaves = |member: &&Process| self.views.get(member).is_some_and(|view| view.leaves);
         self.participant.epoch().is_some_and(|record| {
             let members = record.members();
-            self.unit.all_of(members) == self.unit.all_of(members.iter().filter(leaves))
+            let (unit, _) = self.room;
+            unit.all_of(members) == unit.all_of(members.iter().filter(leaves))
         })
     }
 
@@ -233,6 +238,33 @@ impl Membership {
     #[must_use]
     pub fn held_verdict(&self) -> Option<(u64, Verdict)> {
         self.entry.held()
+    }
+
+    /// Whether a process that waits to join, all members, and the others that wait reach each
+    /// other, as far as this process knows. Then nobody need be told of it.
+    #[must_use]
+    pub fn is_reached_by_all(&self, joiner: Process) -> bool {
+        let Some(record) = self.participant.epoch() else { return false };
+        let waiting = plan::waiting(record, &self.views).map(|view| view.process);
+        let mut others = record.members().iter().copied().chain(waiting).filter(|other| *other != joiner);
+        let reaches = |one: Process, other: Process| {
+            self.views.get(&one).is_some_and(|view| view.reached.contains(&other))
+        };
+        others.all(|other| reaches(other, joiner) && reaches(joiner, other))
+    }
+
+    /// Whether this process reaches and hears one that waits to join, or is one that waits and
+    /// reaches and hears that other.
+    #[must_use]
+    pub fn reaches(&self, other: Process) -> bool {
+        self.own_view().is_some_and(|view| view.reached.contains(&other))
+    }
+
+    /// How many members a process that waits to join reaches and hears.
+    #[must_use]
+    pub fn members_reached(&self) -> usize {
+        let is_member = |process: &&Process| self.views.get(process).is_some_and(|view| view.epoch.is_some());
+        self.own_view().map_or(0, |view| view.reached.iter().filter(is_member).count())
     }
 
     fn process(&self) -> Process {
@@ -357,7 +389,7 @@ impl Membership {
         let reached = others
             .filter(counts)
             .map(|view| view.process)
-            .filter(|process| self.detector.is_connected(*process))
+            .filter(|process| self.detector.is_connected(*process) && self.detector.hears(*process))
             .collect();
         self.change_view(|view| (view.unreached, view.reached) = (unreached, reached));
     }
@@ -367,7 +399,7 @@ impl Membership {
         let leaves = |member: &Process| self.views.get(member).is_some_and(|view| view.leaves);
         let is_wished =
             record.members().iter().any(leaves) || plan::waiting(record, &self.views).next().is_some();
-        is_wished && plan::plan(record, &self.views, &self.participant, self.unit, None).is_wished()
+        is_wished && plan::plan(record, &self.views, &self.participant, self.room, None).is_wished()
     }
 
     /// Says what others may have missed, and counts silence.

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use crate::cover::{self, Pairs};
 use crate::participant::Participant;
-use crate::record::{Cause, MEMBERS_MAX, Reason};
+use crate::record::{Cause, Reason};
 use crate::view::View;
 use crate::{Process, Record};
 
@@ -81,8 +81,8 @@ impl Plan {
     }
 
     /// Takes in a unit of those that wait for a place in it, if it is whole, and it and all others
-    /// reach each other. It takes the place of the unit that is there.
-    fn admit(&mut self, waiting: &[&View], views: &Views, unit: Unit) {
+    /// reach each other, and there is room. It takes the place of the unit that is there.
+    fn admit(&mut self, waiting: &[&View], views: &Views, unit: Unit, most: usize) {
         let Some(number) = waiting.first().map(|joiner| unit.of(joiner.process)) else { return };
         let replaced: Vec<Process> =
             self.stay.iter().copied().filter(|member| unit.of(*member) == number).collect();
@@ -100,7 +100,7 @@ impl Plan {
             }
         }
         let members = self.stay.len() + self.join.len() + joiners.len() - replaced.len();
-        if joiners.len() < unit.size() || members > MEMBERS_MAX {
+        if joiners.len() < unit.size() || members > most {
             return;
         }
         for process in replaced {
@@ -151,12 +151,13 @@ fn torn(record: &Record, broken: &Pairs, unit: Unit, keeps: Option<Process>) -> 
     torn
 }
 
-/// The members of the next epoch. `keeps` stays whatever others reach, if its own unit is whole.
+/// The members of the next epoch, `most` or fewer where processes join. `keeps` stays whatever
+/// others reach, if its own unit is whole.
 pub(crate) fn plan(
     record: &Record,
     views: &Views,
     participant: &Participant,
-    unit: Unit,
+    (unit, most): (Unit, usize),
     keeps: Option<Process>,
 ) -> Plan {
     let members = record.members();
@@ -189,13 +190,18 @@ pub(crate) fn plan(
             None => drop(stay.insert(*member)),
         }
     }
+    // Who leaves makes no room in the record without it, also where its process has ended by then:
+    // where a job ends, members leave one after the other, and nobody is to come for the last of
+    // them. Where the others go on, there is room at the end of their next step.
+    let leaves_now = |member: &&Process| !stay.contains(*member) && leaving.contains(&unit.of(**member));
+    let most = most.saturating_sub(members.iter().filter(leaves_now).count());
     let mut plan = Plan { stay, join: BTreeSet::new(), causes };
     let mut waiting_by_unit: BTreeMap<u32, Vec<&View>> = BTreeMap::new();
     for joiner in waiting(record, views) {
         waiting_by_unit.entry(unit.of(joiner.process)).or_default().push(joiner);
     }
     for joiners in waiting_by_unit.values() {
-        plan.admit(joiners, views, unit);
+        plan.admit(joiners, views, unit, most);
     }
     plan.name_failed(record, views);
     plan

@@ -18,8 +18,12 @@ fn a_member_that_its_maker_does_not_reach_is_told_by_the_others_before_they_seve
     let cause = Cause { process: process(2), reason: Reason::Unreachable };
     let second = first.next(vec![process(0), process(1)], 1, Verdict::Retry, vec![cause]);
     let second = Arc::new(second.expect("has members"));
-    let options =
-        Options { suspect_after: Duration::from_secs(1), maker: Maker::Members, unit: NonZeroU32::MIN };
+    let options = Options {
+        suspect_after: Duration::from_secs(1),
+        maker: Maker::Members,
+        unit: NonZeroU32::MIN,
+        most: 8,
+    };
     let mut one = Membership::new(process(1), options, Some(first), Nanos(0));
     let decided = Message::Decided(second);
     let outputs = one.on(Input::Message { from: process(0), message: decided.clone() }, Nanos(1));

@@ -20,8 +20,12 @@ fn who_has_not_entered_the_epoch_that_all_its_members_leave_may_go_and_is_told_i
     let left = |seat| Cause { process: process(seat), reason: Reason::Left };
     let second = first.next(vec![process(1), process(3)], 1, Verdict::Committed, vec![left(0), left(2)]);
     let second = Arc::new(second.expect("has members"));
-    let options =
-        Options { suspect_after: Duration::from_secs(1), maker: Maker::Members, unit: NonZeroU32::MIN };
+    let options = Options {
+        suspect_after: Duration::from_secs(1),
+        maker: Maker::Members,
+        unit: NonZeroU32::MIN,
+        most: 8,
+    };
     let mut one = Membership::new(process(1), options, Some(Arc::clone(&first)), Nanos(0));
     assert_eq!(one.begin(), Some(0));
     let mut on = |input| one.on(input, Nanos(1));

@@ -180,7 +180,8 @@ impl Hosts {
     /// Changes which device a host takes for another one.
     fn neighbour(&self, change: &str, from: usize, to: usize, how: &[&str]) -> Result<(), String> {
         let joins = |wire: &Wire| wire.ends.contains(&from) && wire.ends.contains(&to);
-        let wire = self.wires.iter().position(joins).ok_or_else(|| format!("no wire joins {from} and {to}"))?;
+        let wire =
+            self.wires.iter().position(joins).ok_or_else(|| format!("no wire joins {from} and {to}"))?;
         let (address, device) = (self.addresses[to].to_string(), format!("wire{wire}"));
         self.ip(from, &[&["neigh", change, &address, "dev", &device], how].concat())
     }

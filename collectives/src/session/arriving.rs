@@ -15,13 +15,24 @@ use pleach_vocabulary::Rank;
 use super::changes::Changes;
 use super::healing::Own;
 use super::incoming::Incoming;
-use super::member::{JobIdentity, Member};
+use super::member::Member;
 use super::roster::{Neighbour, Roster};
 use super::seat_thread::SeatThread;
 use super::shared_device::SharedDevice;
 use super::split::Splits;
 use super::{Elastic, Heal, Session, SessionError, TellsOfPanic};
 use crate::group::{JoinGroupError, Options, Setting, session_number, session_settings};
+
+/// What a job is, apart from its members.
+#[derive(Clone, Debug)]
+pub(crate) struct JobIdentity {
+    /// The digest of its first record.
+    pub(crate) digest: [u8; 32],
+    /// Who makes its records.
+    pub(crate) maker: Maker,
+    /// The name of this process's host, where it has one of its own.
+    pub(crate) host: Option<String>,
+}
 
 /// A process with a seat, whose session has not begun.
 pub(crate) struct Arrived {
@@ -48,7 +59,8 @@ pub(crate) fn arrive(
     let settings = session_settings(&options, elastic.most, elastic.knobs());
     let responder: Arc<dyn Responder> = Arc::<Incoming>::clone(incoming);
     let addresses = |told: &[u8]| Ok(roster_of(told)?.1.iter().map(|of| of.address().clone()).collect());
-    let founding = Founding::new(elastic.most, elastic.fewest, elastic.begin_wait).in_units_of(elastic.unit);
+    let founding =
+        Founding::new(elastic.seats(), elastic.fewest, elastic.begin_wait).in_units_of(elastic.unit);
     let arrival = arrive_there(&options.world, &settings, founding, &responder, &addresses);
     match arrival.map_err(JoinGroupError::from)? {
         Arrival::Founded { joined, ranks, server, terms } => {
@@ -190,7 +202,7 @@ impl Arrived {
         if let Some(registers) = registers {
             session.records = Some(member.keep_records(registers).map_err(SessionError::Thread)?);
         }
-        let seats = SeatThread::new(options.world, settings, terms, elastic.most);
+        let seats = SeatThread::new(options.world, settings, terms, elastic.seats());
         session.seats = seats.start(&member, server).map_err(SessionError::Thread)?;
         Ok(session)
     }

@@ -182,6 +182,15 @@ pub enum SessionError {
         /// How long it has waited.
         waited: Duration,
     },
+    /// The job is over for a spare ([`Elastic::spares`](super::Elastic::spares)).
+    #[error(
+        "{process} was a spare of the job, and reaches no member any more: the job has ended, or its hosts are out of \
+         reach; nothing was lost"
+    )]
+    NotNeeded {
+        /// This process.
+        process: Process,
+    },
     /// The others go on without this process. No peer reads or changes its memory any more.
     #[error(
         "the others go on without this process ({0}); it was stopped, out of their reach, or of a unit that lost a \

@@ -3,6 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use pleach_transport::Space;
+
+use super::SessionError;
+use crate::group::{Connect, Options};
+
 /// When a process that joined reads the states of the job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -44,11 +49,21 @@ pub struct Elastic {
     pub fewest: u32,
     /// Members at most.
     pub most: u32,
+    /// So many processes more may wait until there is room, none unless changed. Such a **spare**
+    /// is connected to all members and has its memory registered. It becomes a member in the epoch
+    /// in which one is no member any more that ended or is not reached; after one that leaves, with
+    /// the next step.
+    ///
+    /// [`Session::join`](super::Session::join) returns to a spare when it is connected. So it names
+    /// its states and takes its buffers then, and waits for its place in
+    /// [`Session::next`](super::Session::next), without a limit while the job runs. When its place
+    /// comes, the members wait for that call. One that stands still is passed over.
+    pub spares: u32,
     /// So many seats make a unit, such as a replica of a model that is spread over that many ranks:
     /// seats 0 to `unit - 1`, and so on. Members come and go in whole units. When one of a unit
     /// ends, leaves or cannot be reached, the others of its unit are
     /// [`Expelled`](super::SessionError::Expelled). A process that joins is admitted together with
-    /// the others of its unit. `fewest` and `most` are multiples of it. 1 unless changed.
+    /// the others of its unit. `fewest`, `most` and `spares` are multiples of it. 1 unless changed.
     ///
     /// Members with the same place in their units have the same states, and read them from each
     /// other; members with different places may have different ones, such as the parts of a model.
@@ -57,7 +72,7 @@ pub struct Elastic {
     pub unit: u32,
     /// How long `fewest` ranks of a world that are there, rank 0 among them, wait for the others
     /// before they begin the job: 10 s unless changed, and half of what is left of
-    /// [`Options::join_timeout`](crate::Options) at most. They begin at once when all are there.
+    /// [`Options::join_timeout`] at most. They begin at once when all are there.
     /// Those that come later join, as any process does.
     pub begin_wait: Duration,
     /// After what silence a member is suspected: 2 s unless changed. It does not count while the
@@ -91,6 +106,7 @@ impl Elastic {
             program: program.unwrap_or_default().into_owned(),
             fewest,
             most,
+            spares: 0,
             unit: 1,
             begin_wait: Duration::from_secs(10),
             suspect_after: Duration::from_secs(2),
@@ -102,10 +118,43 @@ impl Elastic {
         }
     }
 
+    /// Seats of the job: places for members, and for spares.
+    pub(crate) fn seats(&self) -> u32 {
+        self.most.saturating_add(self.spares)
+    }
+
+    /// Refuses what groups of epochs cannot do, rather than to do without it.
+    pub(crate) fn expect_supported(&self, options: &Options) -> Result<(), SessionError> {
+        let unsupported = |option, remedy| Err(SessionError::Unsupported { option, remedy });
+        let unit = self.unit;
+        if unit == 0 || [self.fewest, self.most, self.spares].iter().any(|seats| seats % unit != 0) {
+            return unsupported(
+                "limits of members that are not multiples of Elastic::unit",
+                "give multiples of it, and a unit of 1 seat or more",
+            );
+        }
+        if options.connect == Some(Connect::OnUse) {
+            return unsupported("Options::connect other than at join", "leave it as it is");
+        }
+        if options.space != Space::Host && self.heal == Heal::Hidden {
+            return unsupported(
+                "Heal::Hidden on a GPU's memory, where nothing stands for the input of who reads",
+                "take Heal::Boundary",
+            );
+        }
+        if options.topology.as_ref().is_some_and(|topology| topology.ranks() < self.seats()) {
+            return unsupported(
+                "a topology of fewer ranks than seats",
+                "give that of all seats, or leave it out",
+            );
+        }
+        Ok(())
+    }
+
     /// What has to be equal on all members, as they compare it.
     pub(crate) fn knobs(&self) -> Vec<(String, String)> {
         let Self { fewest, most, suspect_after, fewest_wait, quorum_wait, retries_max, .. } = self;
-        let Self { heal, heal_wait, begin_wait, unit, .. } = self;
+        let Self { heal, heal_wait, begin_wait, unit, spares, .. } = self;
         let knob = |name: &str, value: String| (name.to_owned(), value);
         vec![
             knob("program", self.program.clone()),
@@ -120,6 +169,7 @@ impl Elastic {
                 ),
             ),
             knob("Elastic::begin_wait in ms", begin_wait.as_millis().to_string()),
+            knob("Elastic::spares", spares.to_string()),
             knob("Elastic::unit", unit.to_string()),
             knob("retries", retries_max.to_string()),
             knob("Elastic::heal", heal.to_string()),

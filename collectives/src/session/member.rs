@@ -23,13 +23,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pleach_membership::{
-    Cause, Certificate, Input, Maker, Membership, Message, Output, Process, Reason, Record, Seat, Verdict,
+    Cause, Certificate, Input, Membership, Message, Output, Process, Reason, Record, Seat, Verdict,
 };
 use pleach_transport::mutex::lock;
 use pleach_transport::witness::{LastWord, Witness};
 use pleach_transport::{Nanos, PostError, Slice, clock};
 use pleach_vocabulary::Rank;
 
+use super::arriving::JobIdentity;
 use super::change::{self, Change};
 use super::envelope::{of_word, parts};
 use super::incoming::{Finding, Incoming};
@@ -47,6 +48,9 @@ const BUSY_INTERVAL: Duration = Duration::from_micros(300);
 
 /// How often it looks while processes wait to join.
 const NEWCOMER_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How often a process that waits for room looks at its device, which no engine does.
+const SPARE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long after a loss the end of a process of this host is awaited so often. The kernel closes
 /// the files of a process a moment before it says that the process has ended.
@@ -135,17 +139,6 @@ pub(crate) struct State {
     is_interrupted: bool,
 }
 
-/// What a job is, apart from its members.
-#[derive(Clone, Debug)]
-pub(crate) struct JobIdentity {
-    /// The digest of its first record.
-    pub(crate) digest: [u8; 32],
-    /// Who makes its records.
-    pub(crate) maker: Maker,
-    /// The name of this process's host, where it has one of its own.
-    pub(crate) host: Option<String>,
-}
-
 /// See the module.
 pub(crate) struct Member {
     process: Process,
@@ -181,8 +174,8 @@ impl Member {
         }
         let now = clock::now();
         let unit = NonZeroU32::new(elastic.unit).unwrap_or(NonZeroU32::MIN);
-        let options =
-            pleach_membership::Options { suspect_after: elastic.suspect_after, maker: job.maker, unit };
+        let (suspect_after, maker, most) = (elastic.suspect_after, job.maker, elastic.most as usize);
+        let options = pleach_membership::Options { suspect_after, maker, unit, most };
         let membership = Membership::new(process, options, first.clone(), now);
         let mut newcomers = Newcomers::default();
         if first.is_none() {
@@ -257,10 +250,10 @@ impl Member {
     fn look_after_newcomers(&self, state: &mut State, now: Nanos) {
         let record = state.record.clone();
         state.newcomers.connect(record.as_deref(), &self.device);
-        let State { roster, newcomers, record: Some(record), .. } = state else { return };
+        let State { roster, newcomers, membership, record: Some(record), .. } = state else { return };
         let members: Vec<&Neighbour> =
             roster.iter().filter(|neighbour| record.contains(neighbour.process())).collect();
-        newcomers.tell(now, &members, &self.device);
+        newcomers.tell(now, &members, membership, &self.device);
     }
 
     /// A process waits to join.
@@ -506,7 +499,7 @@ impl Member {
     fn look(&self, state: &mut State, now: Nanos) {
         self.take_arrivals(state, now);
         self.look_for_ends(state, now);
-        if state.awaits_connections() || self.device.is_ending() {
+        if state.waits() || state.awaits_connections() || self.device.is_ending() {
             self.device.poll(now);
         }
         for event in self.device.take_pair_events() {
@@ -541,6 +534,8 @@ impl Member {
         }
         if state.awaits_connections() {
             until = until.min(now + NEWCOMER_INTERVAL);
+        } else if state.waits() {
+            until = until.min(now + SPARE_INTERVAL);
         }
         until
     }
@@ -890,8 +885,23 @@ impl State {
     }
 
     /// Whether processes connect: this one, which waits to join, or others.
-    fn awaits_connections(&self) -> bool {
-        self.record.is_none() || !self.newcomers.is_empty()
+    pub(crate) fn awaits_connections(&self) -> bool {
+        self.newcomers.are_awaited(&self.membership, self.record.is_some())
+    }
+
+    /// Whether this process waits to join.
+    pub(crate) fn waits(&self) -> bool {
+        self.record.is_none()
+    }
+
+    /// Whether this process waits, and reaches and hears so many members.
+    pub(crate) fn waits_beside(&self, members: u32) -> bool {
+        self.waits() && self.membership.members_reached() >= members as usize
+    }
+
+    /// Whether this process, which waits, has lost all members.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        self.newcomers.all_wait(&self.membership)
     }
 
     /// The record of the epoch that was entered last; it may be over.

@@ -69,7 +69,7 @@ use std::thread::JoinHandle;
 use pleach_membership::{Input, Record, Verdict as Agreed};
 use pleach_transport::cuda::{CudaMemory, Gpu};
 use pleach_transport::rendezvous::{Presence, Store};
-use pleach_transport::{Flush, Slice, Space, clock, listening_address_of};
+use pleach_transport::{Flush, Slice, clock, listening_address_of};
 use pleach_vocabulary::Rank;
 use signal_hook::SigId;
 
@@ -82,8 +82,8 @@ pub use timeline::Timeline;
 
 use crate::engine::{Carried, EngineError, EpochEnd, FaultKind, StatusBoard};
 use crate::group::{
-    Buffer, CarriedGroup, CollectiveError, Connect, Element, GpuBuffer, Group, GroupError, JoinGroupError,
-    Options, Parts, Setting, SplitError, expect_memory, session_buffer, session_number,
+    Buffer, CarriedGroup, CollectiveError, Element, GpuBuffer, Group, GroupError, JoinGroupError, Options,
+    Parts, Setting, SplitError, expect_memory, session_buffer, session_number,
 };
 use changes::Changes;
 use epoch_device::EpochDevice;
@@ -181,8 +181,9 @@ impl Session {
     /// Comes to a job. Where none runs at the rendezvous address, the processes of the world meet,
     /// connect to each other and are the members of its first epoch. Where one runs, this process
     /// is given a seat, the one of its rank if it is free, connects to all members, and is a member
-    /// when this returns: the others make steps with it from its first [`Session::next`] on. Its
-    /// world's size does not matter then.
+    /// when this returns: the others make steps with it from its first [`Session::next`] on. Where
+    /// they are as many as they may be, it is a spare ([`Elastic::spares`]). Its world's size does
+    /// not matter then.
     ///
     /// # Errors
     ///
@@ -193,7 +194,7 @@ impl Session {
         if fewest == 0 || fewest > most {
             return Err(SessionError::Limits { fewest, most, ranks });
         }
-        expect_supported(options, elastic)?;
+        elastic.expect_supported(options)?;
         // Before the ranks meet, so that one without the GPU reports that itself.
         expect_memory(options.space).map_err(JoinGroupError::from)?;
         let since = clock::now();
@@ -205,25 +206,6 @@ impl Session {
         let mut session = arrived.enter(elastic, incoming)?;
         session.await_seat(process, since)?;
         Ok(session)
-    }
-
-    /// Waits until this process is a member; it came then.
-    fn await_seat(&mut self, process: Process, since: clock::Nanos) -> Result<(), SessionError> {
-        let mut state = self.member.lock();
-        loop {
-            if let Some(error) = self.end_of(&mut state) {
-                return Err(error);
-            }
-            if let Some(record) = state.entered() {
-                self.step = record.step();
-                return Ok(());
-            }
-            let waited = clock::now().since(since);
-            if waited >= self.setting.options().join_timeout {
-                return Err(SessionError::NotAdmitted { process, waited });
-            }
-            state = self.member.wait(state);
-        }
     }
 
     /// The next step. Every step before it is committed.
@@ -244,10 +226,11 @@ impl Session {
         self.process.seat
     }
 
-    /// The number of seats, the most members: [`Elastic::most`]. Seats are numbers below that.
+    /// The number of seats: of the most members, and of spares ([`Elastic::most`],
+    /// [`Elastic::spares`]). Seats are numbers below that.
     #[must_use]
     pub fn seats(&self) -> u32 {
-        self.elastic.most
+        self.elastic.seats()
     }
 
     /// The number of the newest epoch that this process knows.
@@ -700,7 +683,8 @@ impl Session {
         let mut state = self.member.lock();
         let was_told = state.has_announced();
         self.member.announce_leave(&mut state);
-        while !state.all_leave() && !state.is_out() && !state.is_interrupted() {
+        // Nobody waits for a spare.
+        while !state.waits() && !state.all_leave() && !state.is_out() && !state.is_interrupted() {
             let waited = clock::now().since(begun);
             if waited >= self.elastic.suspect_after {
                 break;
@@ -730,8 +714,32 @@ impl Session {
         Err(SessionError::StatesNotRead { step: self.step, states })
     }
 
-    /// Waits for the entry of the newest epoch.
+    /// Waits until this process is a member, or a spare; it came then.
+    fn await_seat(&mut self, process: Process, since: clock::Nanos) -> Result<(), SessionError> {
+        let mut state = self.member.lock();
+        loop {
+            if let Some(error) = self.end_of(&mut state) {
+                return Err(error);
+            }
+            if let Some(record) = state.entered() {
+                self.step = record.step();
+                return Ok(());
+            }
+            let is_full = state.waits_beside(self.elastic.most) && !state.awaits_connections();
+            if self.elastic.spares > 0 && is_full {
+                return Ok(());
+            }
+            let waited = clock::now().since(since);
+            if waited >= self.setting.options().join_timeout {
+                return Err(SessionError::NotAdmitted { process, waited });
+            }
+            state = self.member.wait(state);
+        }
+    }
+
+    /// Waits for the entry of the newest epoch: a spare, until there is room for it.
     fn await_entry(&mut self) -> Result<Arc<Record>, SessionError> {
+        let mut reached = clock::now();
         let mut state = self.member.lock();
         loop {
             if let Some(error) = self.end_of(&mut state) {
@@ -741,6 +749,18 @@ impl Session {
             }
             if let Some(record) = state.entered() {
                 return Ok(record);
+            }
+            if state.waits() {
+                if state.has_announced() {
+                    return Err(SessionError::Left);
+                }
+                if state.waits_beside(1) {
+                    reached = clock::now();
+                }
+                let waited = clock::now().since(reached);
+                if state.is_left_alone() || waited >= self.elastic.quorum_wait {
+                    return Err(SessionError::NotNeeded { process: self.process });
+                }
             }
             state = self.member.wait(state);
         }
@@ -954,34 +974,6 @@ impl Drop for Session {
         self.end();
         drop(self.member.lock().close());
     }
-}
-
-/// Refuses what groups of epochs cannot do, rather than to do without it.
-fn expect_supported(options: &Options, elastic: &Elastic) -> Result<(), SessionError> {
-    let unsupported = |option, remedy| Err(SessionError::Unsupported { option, remedy });
-    let Elastic { fewest, most, unit, .. } = elastic;
-    if *unit == 0 || fewest % unit != 0 || most % unit != 0 {
-        return unsupported(
-            "limits of members that are not multiples of Elastic::unit",
-            "give multiples of it, and a unit of 1 seat or more",
-        );
-    }
-    if options.connect == Some(Connect::OnUse) {
-        return unsupported("Options::connect other than at join", "leave it as it is");
-    }
-    if options.space != Space::Host && elastic.heal == Heal::Hidden {
-        return unsupported(
-            "Heal::Hidden on a GPU's memory, where nothing stands for the input of who reads",
-            "take Heal::Boundary",
-        );
-    }
-    if options.topology.as_ref().is_some_and(|topology| topology.ranks() < elastic.most) {
-        return unsupported(
-            "a topology of fewer ranks than seats",
-            "give that of all seats, or leave it out",
-        );
-    }
-    Ok(())
 }
 
 /// Ends the session where one of its threads panics.

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use pleach_membership::{Process, Record};
+use pleach_membership::{Membership, Process, Record};
 use pleach_transport::{ConnectError, Nanos};
 use pleach_vocabulary::Rank;
 
@@ -37,10 +37,6 @@ pub(crate) struct Newcomers {
 }
 
 impl Newcomers {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
     /// Whether a process waits on this seat.
     pub(crate) fn is_on(&self, seat: Rank) -> bool {
         self.waiting.contains_key(&seat)
@@ -121,9 +117,34 @@ impl Newcomers {
         });
     }
 
-    /// Tells the members of those that wait, and those of all, now and then.
-    pub(crate) fn tell(&mut self, now: Nanos, members: &[&Neighbour], device: &SharedDevice) {
-        if self.is_empty() || now.since(self.told) < TELL_INTERVAL {
+    /// Whether one is not connected to all others yet, as far as a process knows that is a member,
+    /// or not to a process that waits itself.
+    pub(crate) fn are_awaited(&self, membership: &Membership, is_member: bool) -> bool {
+        let is_reached = |process| match is_member {
+            true => membership.is_reached_by_all(process),
+            false => membership.reaches(process),
+        };
+        self.iter().any(|newcomer| !is_reached(newcomer.process()))
+    }
+
+    /// Whether all of them wait, as a process that waits knows them: nobody is a member, and those
+    /// that wait make no job.
+    pub(crate) fn all_wait(&self, membership: &Membership) -> bool {
+        let waits = |process| membership.view_of(process).is_some_and(|view| view.epoch.is_none());
+        self.iter().all(|newcomer| waits(newcomer.process()))
+    }
+
+    /// Tells the members of those that wait, and those of all, now and then; not of those that all
+    /// members and all that wait reach.
+    pub(crate) fn tell(
+        &mut self,
+        now: Nanos,
+        members: &[&Neighbour],
+        membership: &Membership,
+        device: &SharedDevice,
+    ) {
+        let unknown = |neighbour: &&Neighbour| !membership.is_reached_by_all(neighbour.process());
+        if now.since(self.told) < TELL_INTERVAL || !self.iter().any(|neighbour| unknown(&neighbour)) {
             return;
         }
         self.told = now;
@@ -131,7 +152,7 @@ impl Newcomers {
         let tell = |to: Rank, of: &Neighbour| {
             let _ = device.post(to, &of_newcomer(of));
         };
-        for neighbour in self.iter() {
+        for neighbour in self.iter().filter(unknown) {
             for member in members {
                 tell(member.rank(), neighbour);
                 tell(neighbour.rank(), member);

@@ -68,7 +68,7 @@ fn who_works_with_the_device_at_length_lets_others_have_it_in_turn() {
         scope.spawn(|| {
             while !is_enough.load(Ordering::Relaxed) {
                 let _device = session.device.lock();
-                std::thread::sleep(TURN);
+                std::thread::park_timeout(TURN);
                 turns.fetch_add(1, Ordering::Relaxed);
             }
         });

@@ -15,8 +15,8 @@ use std::time::Duration;
 use pleach_transport::clock;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::member::{ENOUGH, GO_ON, MARK, VARIABLE};
 use super::links::Hosts;
+use super::member::{ENOUGH, GO_ON, MARK, VARIABLE};
 use super::rdma_devices::rdma_device;
 use super::{fake_cuda, on_gpu, softroce};
 

@@ -55,6 +55,7 @@ struct Settings {
     quits: Option<(u32, u64)>,
     /// Members at most.
     most: u32,
+    spares: u32,
     /// Seats of a unit. Of more than one the state has four elements or more.
     unit: u32,
     program: Option<String>,
@@ -118,6 +119,7 @@ impl Settings {
             fails,
             quits,
             most: 8,
+            spares: 0,
             unit: 1,
             program: None,
             state: 3,
@@ -154,6 +156,7 @@ impl Settings {
                 "errs" => settings.errs = seat_and_step(value),
                 "sends" => settings.sends = seat_and_step(value),
                 "most" => settings.most = number() as u32,
+                "spares" => settings.spares = number() as u32,
                 "unit" => settings.unit = number() as u32,
                 "program" => settings.program = Some(value.to_owned()),
                 "state" => settings.state = number() as usize,
@@ -229,6 +232,7 @@ pub(crate) fn make_steps() {
         elastic.program.clone_from(program);
     }
     (elastic.suspect_after, elastic.unit) = (settings.suspect, settings.unit);
+    elastic.spares = settings.spares;
     (elastic.heal, elastic.heal_wait) = (settings.heal, settings.heal_wait);
     elastic.fewest_wait = settings.fewest_wait;
     elastic.quorum_wait = settings.quorum_wait;
@@ -252,6 +256,7 @@ fn end(error: &SessionError) {
         SessionError::Unsupported { .. } => "Unsupported",
         SessionError::Store { .. } => "Store",
         SessionError::TooFew { .. } => "TooFew",
+        SessionError::NotNeeded { .. } => "NotNeeded",
         SessionError::Step { .. } => "Step",
         SessionError::Interrupted => "Interrupted",
         SessionError::Left => "Left",
@@ -416,11 +421,12 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
         return make_idle_steps(session, settings.steps);
     }
     loop {
-        let step = session.step();
+        let mut step = session.step();
         if settings.quits == Some((seat, step)) {
             break;
         }
-        let verdict = session.attempt(|group, step| {
+        let verdict = session.attempt(|group, begun| {
+            step = begun; // Of a spare it is not known before.
             if fails_in(&mut settings.fails, seat, step) {
                 return Err(CollectiveError::Own { rank: group.rank() });
             }

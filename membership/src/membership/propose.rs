@@ -128,7 +128,7 @@ impl Membership {
     fn plan(&self, record: &Record) -> (Plan, usize) {
         let process = self.process();
         let position = |stay: &BTreeSet<Process>| stay.iter().position(|member| *member == process);
-        let preferred = plan::plan(record, &self.views, &self.participant, self.unit, None);
+        let preferred = plan::plan(record, &self.views, &self.participant, self.room, None);
         match position(&preferred.stay) {
             // Nobody else knows of a need.
             Some(_) if self.has_failed() => (preferred, 0),
@@ -137,7 +137,7 @@ impl Membership {
             None if self.has_failed() && preferred.leaves(process) => (preferred, 0),
             None => {
                 let keeps = Some(process);
-                let plan = plan::plan(record, &self.views, &self.participant, self.unit, keeps);
+                let plan = plan::plan(record, &self.views, &self.participant, self.room, keeps);
                 let rank = record.rank_of(process).unwrap_or(0);
                 (plan, LONGER + STAGGER * rank)
             }

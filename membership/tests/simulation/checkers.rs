@@ -10,6 +10,7 @@ use pleach_transport::Nanos;
 #[derive(Debug)]
 pub(crate) struct Checkers {
     unit: NonZeroU32,
+    most: usize,
     pub(crate) records: BTreeMap<u64, Arc<Record>>,
     pub(crate) no_quorums: u64,
     pub(crate) retries: u64,
@@ -27,9 +28,10 @@ pub(crate) struct Checkers {
 }
 
 impl Checkers {
-    pub(crate) fn new(first: &Arc<Record>, unit: NonZeroU32) -> Self {
+    pub(crate) fn new(first: &Arc<Record>, unit: NonZeroU32, most: usize) -> Self {
         Self {
             unit,
+            most,
             records: BTreeMap::from([(0, Arc::clone(first))]),
             no_quorums: 0,
             retries: 0,
@@ -42,12 +44,13 @@ impl Checkers {
         }
     }
 
-    /// One record a number, the dead included; and its members are whole units.
+    /// One record a number, the dead included; and its members are whole units, and not too many.
     pub(crate) fn learned(&mut self, process: Process, record: &Arc<Record>, now: Nanos) {
         let mut members = BTreeMap::<u32, u32>::new();
         for member in record.members() {
             *members.entry(member.seat.0 / self.unit).or_default() += 1;
         }
+        assert!(record.members().len() <= self.most, "{record:?} has more than {} members", self.most);
         assert!(members.values().all(|count| *count == self.unit.get()), "{record:?} has a part of a unit");
         let first = self.records.entry(record.number()).or_insert_with(|| Arc::clone(record));
         assert_eq!(first.digest(), record.digest(), "{process} learned another {record:?} at {now}");

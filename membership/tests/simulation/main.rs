@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pleach_membership::{Maker, Process};
+use pleach_membership::{MEMBERS_MAX, Maker, Process};
 use pleach_transport::Nanos;
 use pleach_vocabulary::random::Random;
 use world::{Event, Fault, SUSPECT_AFTER, World, ms};
@@ -115,11 +115,12 @@ struct Totals {
     longest: Duration,
 }
 
-fn simulate(seed: u64, unit: NonZeroU32, totals: &mut Totals) {
+fn simulate(seed: u64, unit: NonZeroU32, is_full: bool, totals: &mut Totals) {
     let mut random = Random::new(seed);
     let members = (2 + random.below(7) as u32) * unit.get();
     let maker = if random.below(4) == 0 { Maker::Store } else { Maker::Members };
-    let mut world = World::of_units(seed, members, maker, unit);
+    let most = if is_full { members as usize } else { MEMBERS_MAX };
+    let mut world = World::of_most(seed, members, maker, unit, most);
     world.certifies = maker == Maker::Store || random.below(4) != 0;
     plan_faults(&mut random, &mut world, members);
     let end = Nanos::ZERO + FAULTS + 3 * SUSPECT_AFTER;
@@ -143,15 +144,16 @@ fn simulate(seed: u64, unit: NonZeroU32, totals: &mut Totals) {
     totals.no_quorums += world.checkers.no_quorums;
 }
 
-fn simulate_all(seeds: std::ops::Range<u64>, unit: u32) {
+/// `is_full`: who joins takes the place of one that is gone.
+fn simulate_all(seeds: std::ops::Range<u64>, unit: u32, is_full: bool) {
     let unit = NonZeroU32::new(unit).expect("a unit has a seat");
     let (count, mut totals) = (
         seeds.end - seeds.start,
         Totals { epochs: 0, retries: 0, steps: 0, no_quorums: 0, stuck: 0, longest: Duration::ZERO },
     );
     for seed in seeds {
-        let failed =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| simulate(seed, unit, &mut totals)));
+        let simulate = || simulate(seed, unit, is_full, &mut totals);
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(simulate));
         if let Err(panic) = failed {
             say(&format!("seed {seed} fails"));
             std::panic::resume_unwind(panic);
@@ -167,13 +169,19 @@ fn simulate_all(seeds: std::ops::Range<u64>, unit: u32) {
 
 #[test]
 fn jobs_under_faults() {
-    simulate_all(0..SEEDS, 1);
+    simulate_all(0..SEEDS, 1, false);
 }
 
 #[test]
 fn jobs_of_units_under_faults() {
-    simulate_all(0..SEEDS / 5, 2);
-    simulate_all(0..SEEDS / 10, 3);
+    simulate_all(0..SEEDS / 5, 2, false);
+    simulate_all(0..SEEDS / 10, 3, false);
+}
+
+#[test]
+fn jobs_without_room_under_faults() {
+    simulate_all(0..SEEDS / 5, 1, true);
+    simulate_all(0..SEEDS / 10, 2, true);
 }
 
 /// As many as take a few seconds.
@@ -182,6 +190,7 @@ const SEEDS: u64 = 150;
 #[test]
 #[ignore = "takes minutes: nightly"]
 fn many_jobs_under_faults() {
-    simulate_all(SEEDS..10_000, 1);
-    simulate_all(SEEDS..3_000, 2);
+    simulate_all(SEEDS..10_000, 1, false);
+    simulate_all(SEEDS..3_000, 2, false);
+    simulate_all(SEEDS..3_000, 1, true);
 }

@@ -107,6 +107,44 @@ fn a_unit_leaves_when_one_of_its_members_does() {
 }
 
 #[test]
+fn a_spare_joins_in_the_record_without_the_dead_and_after_the_one_without_the_leaver() {
+    for seed in 0..20 {
+        for maker in [Maker::Members, Maker::Store] {
+            let mut world = World::full(seed, 4, maker);
+            at(&mut world, ms(100), Fault::Join(Process::new(4, 2)));
+            at(&mut world, ms(110), Fault::Join(Process::new(5, 2)));
+            world.run_until(Nanos::ZERO + ms(600));
+            assert_eq!(world.checkers.records.len(), 1, "seed {seed}: there is no room");
+            at(&mut world, ms(600), Fault::Leave(Process::new(2, 1)));
+            world.run_until(Nanos::ZERO + ms(1000));
+            // It comes at the end of the first step without the other one.
+            assert_eq!(newest_causes(&world), [(4, Reason::Joined)], "seed {seed}");
+            assert_eq!(newest(&world), [0, 1, 3, 4], "seed {seed}");
+            assert_eq!(world.checkers.retries, 0, "seed {seed}: both are planned");
+            at(&mut world, ms(1000), Fault::Kill(Process::new(1, 1)));
+            world.run_until(Nanos::ZERO + ms(1500));
+            assert_eq!(newest_causes(&world), [(1, Reason::Died), (5, Reason::Joined)], "seed {seed}");
+            assert_eq!(newest(&world), [0, 3, 4, 5], "seed {seed}:\n{}", world.describe());
+            assert_eq!(world.checkers.records.len(), 4, "seed {seed}: two for the leave, one for the death");
+        }
+    }
+}
+
+#[test]
+fn a_spare_that_stands_still_is_not_taken_until_it_goes_on() {
+    for seed in 0..20 {
+        let mut world = World::full(seed, 4, Maker::Members);
+        at(&mut world, ms(100), Fault::Join(Process::new(4, 2)));
+        at(&mut world, ms(300), Fault::Freeze(Process::new(4, 2), ms(1500)));
+        at(&mut world, ms(900), Fault::Kill(Process::new(1, 1)));
+        world.run_until(Nanos::ZERO + ms(1500));
+        assert_eq!(newest_causes(&world), [(1, Reason::Died)], "seed {seed}");
+        world.run_until(Nanos::ZERO + ms(2500));
+        assert_eq!(newest(&world), [0, 2, 3, 4], "seed {seed}:\n{}", world.describe());
+    }
+}
+
+#[test]
 fn too_few_members_take_in_who_comes() {
     for seed in 0..20 {
         for maker in [Maker::Members, Maker::Store] {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_membership::{
-    Certificate, Input, Maker, Membership, Message, Options, Output, Process, Record, Verdict,
+    Certificate, Input, MEMBERS_MAX, Maker, Membership, Message, Options, Output, Process, Record, Verdict,
 };
 use pleach_transport::Nanos;
 use pleach_vocabulary::random::Random;
@@ -80,6 +80,7 @@ pub(crate) struct World {
     pub(crate) fewest: usize,
     maker: Maker,
     unit: NonZeroU32,
+    most: usize,
     events: BinaryHeap<Reverse<(Nanos, u64)>>,
     bodies: BTreeMap<u64, Event>,
     count: u64,
@@ -98,13 +99,23 @@ impl World {
         Self::of_units(seed, members, maker, NonZeroU32::MIN)
     }
 
+    /// A job without room for more members.
+    pub(crate) fn full(seed: u64, members: u32, maker: Maker) -> Self {
+        Self::of_most(seed, members, maker, NonZeroU32::MIN, members as usize)
+    }
+
     /// Members that come and go in units of so many.
     pub(crate) fn of_units(seed: u64, members: u32, maker: Maker, unit: NonZeroU32) -> Self {
+        Self::of_most(seed, members, maker, unit, MEMBERS_MAX)
+    }
+
+    /// The same, where there are so many members at most.
+    pub(crate) fn of_most(seed: u64, members: u32, maker: Maker, unit: NonZeroU32, most: usize) -> Self {
         let processes: Vec<Process> = (0..members).map(|seat| Process::new(seat, 1)).collect();
         let first = Arc::new(Record::first(processes.clone()).expect("has members"));
         let mut world = Self {
             now: Nanos::ZERO,
-            checkers: Checkers::new(&first, unit),
+            checkers: Checkers::new(&first, unit, most),
             random: Random::new(seed),
             certifies: true,
             severs: true,
@@ -112,6 +123,7 @@ impl World {
             fewest: 0,
             maker,
             unit,
+            most,
             events: BinaryHeap::new(),
             bodies: BTreeMap::new(),
             count: 0,
@@ -135,7 +147,8 @@ impl World {
     }
 
     fn start(&mut self, process: Process, first: Option<Arc<Record>>) {
-        let options = Options { suspect_after: SUSPECT_AFTER, maker: self.maker, unit: self.unit };
+        let (maker, unit, most) = (self.maker, self.unit, self.most);
+        let options = Options { suspect_after: SUSPECT_AFTER, maker, unit, most };
         let machine = Membership::new(process, options, first.clone(), self.now);
         let deadline = machine.next_deadline();
         let node = Node {
