@@ -142,6 +142,7 @@ on_every_fabric!(
     the_first_member_dies_and_comes_back,
     a_spare_takes_the_place_of_who_dies_and_of_who_leaves,
     a_spare_that_ends_costs_the_others_nothing,
+    a_spare_that_stands_still_is_passed_over,
     a_spare_of_a_job_that_ends_is_told_that_it_is_not_needed,
     who_is_not_of_the_job_is_refused,
     an_audit_names_who_differs,
@@ -313,6 +314,23 @@ fn a_spare_that_ends_costs_the_others_nothing(fabric: &str) {
     assert!(job.retries(0) == 0 && job.retries(1) == 0);
     job.signal(1, Signal::KILL);
     job.await_all_of(&[0, spare]);
+    job.finish();
+    job.check();
+}
+
+fn a_spare_that_stands_still_is_passed_over(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["most=2", "spares=2", "suspect=2000"]);
+    job.await_step(0, 5);
+    let spares = [2, 3].map(|seat| job.spawn(seat, &[]));
+    for spare in spares {
+        job.await_told(spare, |told| *told == Told::Joined(spare));
+    }
+    job.signal(spares[0], Signal::STOP);
+    // Until nobody hears it any more.
+    job.listen(Duration::from_secs(3));
+    job.signal(1, Signal::KILL);
+    job.await_all_of(&[0, spares[1]]);
+    job.signal(spares[0], Signal::KILL);
     job.finish();
     job.check();
 }

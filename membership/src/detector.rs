@@ -106,6 +106,10 @@ impl Detector {
         self.silent.insert(process);
     }
 
+    pub(crate) fn is_lost(&self, process: Process) -> bool {
+        self.lost.contains(&process)
+    }
+
     /// Whether something was heard of a process within the time after which it is suspected.
     pub(crate) fn hears(&self, process: Process) -> bool {
         self.heard.get(&process).is_some_and(|heard| !self.has_passed(8, *heard))

@@ -185,7 +185,9 @@ impl Membership {
             }
             Input::Lost(process) => {
                 self.detector.lost(process);
-                if self.views.get(&process).is_some_and(|view| view.epoch.is_none()) {
+                // What is heard of members tells a process that waits who they are.
+                let waits = self.participant.latest().is_none();
+                if self.views.get(&process).is_some_and(|view| waits || view.epoch.is_none()) {
                     self.views.remove(&process);
                 }
             }
@@ -253,18 +255,20 @@ impl Membership {
         others.all(|other| reaches(other, joiner) && reaches(joiner, other))
     }
 
-    /// Whether this process reaches and hears one that waits to join, or is one that waits and
-    /// reaches and hears that other.
+    /// Whether a connection to another process is open.
     #[must_use]
-    pub fn reaches(&self, other: Process) -> bool {
-        self.own_view().is_some_and(|view| view.reached.contains(&other))
+    pub fn is_connected(&self, other: Process) -> bool {
+        self.detector.is_connected(other)
     }
 
-    /// How many members a process that waits to join reaches and hears.
+    /// The members as a process that waits to join hears of them: whether it reaches and hears all
+    /// of them, and how many there are. Members are those whose views name the newest epoch.
     #[must_use]
-    pub fn members_reached(&self) -> usize {
-        let is_member = |process: &&Process| self.views.get(process).is_some_and(|view| view.epoch.is_some());
-        self.own_view().map_or(0, |view| view.reached.iter().filter(is_member).count())
+    pub fn members_heard(&self) -> (bool, usize) {
+        let newest = self.views.values().filter_map(|view| view.epoch).max();
+        let members = self.views.values().filter(|view| newest.is_some() && view.epoch == newest);
+        let reached = |view: &View| self.own_view().is_some_and(|own| own.reached.contains(&view.process));
+        members.fold((true, 0), |(all, count), view| (all && reached(view), count + 1))
     }
 
     fn process(&self) -> Process {
@@ -332,6 +336,9 @@ impl Membership {
         let is_new = self.views.get(&process).is_none_or(|known| known.version < view.version);
         if process == self.process() || !is_new {
             return;
+        }
+        if view.epoch.is_none() && self.detector.is_lost(process) {
+            return; // Others have not heard yet that it is gone.
         }
         let is_joining = view.epoch.is_none() || self.participant.latest().is_none();
         if is_joining && !self.detector.is_connected(process) {
@@ -438,7 +445,9 @@ impl Membership {
         receivers.extend(
             epoch.iter().flat_map(|record| plan::waiting(record, &self.views)).map(|view| view.process),
         );
-        let views: Vec<View> = if is_restless {
+        // Who waits for long adds nothing to what the members say of each other.
+        let is_spare = epoch.is_none() && self.members_heard().1 > 0;
+        let views: Vec<View> = if is_restless && !is_spare {
             self.views.values().cloned().collect()
         } else {
             self.own_view().cloned().into_iter().collect()

@@ -127,9 +127,9 @@ pub(crate) fn broken_pairs(record: &Record, views: &Views, participant: &Partici
         .collect()
 }
 
-/// Processes that wait to join.
+/// Processes that wait to join. One that leaves does not.
 pub(crate) fn waiting<'a>(record: &'a Record, views: &'a Views) -> impl Iterator<Item = &'a View> {
-    views.values().filter(|view| view.epoch.is_none() && !record.contains(view.process))
+    views.values().filter(|view| view.epoch.is_none() && !view.leaves && !record.contains(view.process))
 }
 
 /// The units that go so that any two members of the rest reach each other, as few as may be.
@@ -190,11 +190,11 @@ pub(crate) fn plan(
             None => drop(stay.insert(*member)),
         }
     }
-    // Who leaves makes no room in the record without it, also where its process has ended by then:
+    // Nobody comes in a record without one that leaves, also where its process has ended by then:
     // where a job ends, members leave one after the other, and nobody is to come for the last of
-    // them. Where the others go on, there is room at the end of their next step.
-    let leaves_now = |member: &&Process| !stay.contains(*member) && leaving.contains(&unit.of(**member));
-    let most = most.saturating_sub(members.iter().filter(leaves_now).count());
+    // them. Where the others go on, who waits comes at the end of their next step.
+    let leaves_now = |member: &Process| !stay.contains(member) && leaving.contains(&unit.of(*member));
+    let most = if members.iter().any(leaves_now) { 0 } else { most };
     let mut plan = Plan { stay, join: BTreeSet::new(), causes };
     let mut waiting_by_unit: BTreeMap<u32, Vec<&View>> = BTreeMap::new();
     for joiner in waiting(record, views) {

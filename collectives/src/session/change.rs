@@ -184,8 +184,8 @@ pub enum SessionError {
     },
     /// The job is over for a spare ([`Elastic::spares`](super::Elastic::spares)).
     #[error(
-        "{process} was a spare of the job, and reaches no member any more: the job has ended, or its hosts are out of \
-         reach; nothing was lost"
+        "{process} was a spare of the job, and does not reach all members any more: the job has ended, or a link is \
+         down; if the job runs, start the process again"
     )]
     NotNeeded {
         /// This process.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use pleach_membership::MEMBERS_MAX;
 use pleach_transport::Space;
 
 use super::SessionError;
@@ -50,9 +51,9 @@ pub struct Elastic {
     /// Members at most.
     pub most: u32,
     /// So many processes more may wait until there is room, none unless changed. Such a **spare**
-    /// is connected to all members and has its memory registered. It becomes a member in the epoch
-    /// in which one is no member any more that ended or is not reached; after one that leaves, with
-    /// the next step.
+    /// is connected to all members and has its memory registered. It becomes a member in the change
+    /// that removes one that ended or is not reached; after one that leaves, at the end of the next
+    /// step.
     ///
     /// [`Session::join`](super::Session::join) returns to a spare when it is connected. So it names
     /// its states and takes its buffers then, and waits for its place in
@@ -132,6 +133,9 @@ impl Elastic {
                 "limits of members that are not multiples of Elastic::unit",
                 "give multiples of it, and a unit of 1 seat or more",
             );
+        }
+        if self.seats() as usize > MEMBERS_MAX {
+            return unsupported("more seats than 4,096, for members and spares", "give fewer");
         }
         if options.connect == Some(Connect::OnUse) {
             return unsupported("Options::connect other than at join", "leave it as it is");

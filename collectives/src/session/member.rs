@@ -302,7 +302,7 @@ impl Member {
         let is_free = |seat: &Rank| {
             *seat < seats
                 && record.on_seat(Seat(*seat)).is_none()
-                && !state.newcomers.is_on(*seat)
+                && state.newcomers.on(*seat).is_none()
                 && self.device.is_free(*seat)
         };
         std::iter::once(wanted).chain(0..seats).find(is_free)
@@ -609,8 +609,10 @@ impl Member {
                 }
             }
             PairEvent::Lost(rank) => {
+                // To a process that waits, members are newcomers.
+                let waits = state.newcomers.on(rank);
                 state.newcomers.lost(rank);
-                let Some(process) = self.holder(state, rank) else { return };
+                let Some(process) = self.holder(state, rank).or(waits) else { return };
                 if state.record.as_ref().is_some_and(|record| record.contains(process)) {
                     state.timeline.found(now);
                 }
@@ -749,7 +751,10 @@ impl Member {
         let left = |process: Process| {
             let stays = |reason: Reason| matches!(reason, Reason::Joined | Reason::Failed);
             let is_out = |cause: &Cause| cause.process == process && !stays(cause.reason);
-            record.causes().iter().any(is_out)
+            // To a spare the ones that went before are not told.
+            let was_member = || state.membership.view_of(process).is_some_and(|view| view.epoch.is_some());
+            let is_forgotten = before.is_none() && !record.contains(process) && was_member();
+            is_forgotten || record.causes().iter().any(is_out)
         };
         let out: Vec<Process> =
             state.newcomers.iter().map(Neighbour::process).filter(|process| left(*process)).collect();
@@ -885,8 +890,8 @@ impl State {
     }
 
     /// Whether processes connect: this one, which waits to join, or others.
-    pub(crate) fn awaits_connections(&self) -> bool {
-        self.newcomers.are_awaited(&self.membership, self.record.is_some())
+    fn awaits_connections(&self) -> bool {
+        self.newcomers.are_awaited(&self.membership)
     }
 
     /// Whether this process waits to join.
@@ -894,14 +899,9 @@ impl State {
         self.record.is_none()
     }
 
-    /// Whether this process waits, and reaches and hears so many members.
-    pub(crate) fn waits_beside(&self, members: u32) -> bool {
-        self.waits() && self.membership.members_reached() >= members as usize
-    }
-
-    /// Whether this process, which waits, has lost all members.
-    pub(crate) fn is_left_alone(&self) -> bool {
-        self.newcomers.all_wait(&self.membership)
+    /// Whether this process, which waits, reaches all members that it hears of, and how many.
+    pub(crate) fn members_heard(&self) -> (bool, usize) {
+        self.membership.members_heard()
     }
 
     /// The record of the epoch that was entered last; it may be over.

@@ -94,6 +94,7 @@ use incoming::Incoming;
 use lent::Lent;
 use meeting::EpochStore;
 use member::Member;
+use newcomers::Heard;
 use shared_device::SharedDevice;
 use split::Splits;
 use state::Declaration;
@@ -208,7 +209,14 @@ impl Session {
         Ok(session)
     }
 
-    /// The next step. Every step before it is committed.
+    /// Whether this process waits for room ([`Elastic::spares`]): it is no member yet.
+    #[must_use]
+    pub fn is_spare(&self) -> bool {
+        self.member.lock().waits()
+    }
+
+    /// The next step. Every step before it is committed. Of a spare it is 0: [`Session::next`] says
+    /// with which step it begins.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.step
@@ -696,7 +704,7 @@ impl Session {
             }
             state = self.member.wait(state);
         }
-        let is_interrupted = state.is_interrupted();
+        let (is_interrupted, is_spare) = (state.is_interrupted(), state.waits());
         drop(state);
         if is_interrupted {
             return Err(SessionError::Interrupted);
@@ -708,7 +716,7 @@ impl Session {
             std::thread::yield_now();
         }
         let states = self.own.states().names();
-        if self.own.has_them() || states.is_empty() || was_told {
+        if self.own.has_them() || states.is_empty() || was_told || is_spare {
             return Ok(());
         }
         Err(SessionError::StatesNotRead { step: self.step, states })
@@ -725,8 +733,8 @@ impl Session {
                 self.step = record.step();
                 return Ok(());
             }
-            let is_full = state.waits_beside(self.elastic.most) && !state.awaits_connections();
-            if self.elastic.spares > 0 && is_full {
+            let (reaches_all, members) = state.members_heard();
+            if self.elastic.spares > 0 && reaches_all && members >= self.elastic.most as usize {
                 return Ok(());
             }
             let waited = clock::now().since(since);
@@ -739,7 +747,7 @@ impl Session {
 
     /// Waits for the entry of the newest epoch: a spare, until there is room for it.
     fn await_entry(&mut self) -> Result<Arc<Record>, SessionError> {
-        let mut reached = clock::now();
+        let mut heard = Heard::new(clock::now());
         let mut state = self.member.lock();
         loop {
             if let Some(error) = self.end_of(&mut state) {
@@ -754,11 +762,7 @@ impl Session {
                 if state.has_announced() {
                     return Err(SessionError::Left);
                 }
-                if state.waits_beside(1) {
-                    reached = clock::now();
-                }
-                let waited = clock::now().since(reached);
-                if state.is_left_alone() || waited >= self.elastic.quorum_wait {
+                if heard.is_over(clock::now(), state.members_heard(), self.elastic.suspect_after) {
                     return Err(SessionError::NotNeeded { process: self.process });
                 }
             }

@@ -20,11 +20,44 @@ use super::envelope::of_newcomer;
 use super::roster::Neighbour;
 use super::shared_device::SharedDevice;
 
-/// How often others are told of those that wait.
+/// How often others are told of those that wait, while one connects.
 const TELL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often they are told of those that not all reach, when this process is connected to all.
+const REPEAT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Processes that are remembered as gone.
 const GONE_MAX: usize = 256;
+
+/// How long a spare hears of no member before it takes the job for ended: another spare may have
+/// become one in the change that is under way.
+const ALONE_TIME: Duration = Duration::from_secs(1);
+
+/// When a spare last heard of members, and last reached all of them.
+pub(crate) struct Heard {
+    any: Nanos,
+    all: Nanos,
+}
+
+impl Heard {
+    pub(crate) fn new(now: Nanos) -> Self {
+        Self { any: now, all: now }
+    }
+
+    /// Takes in whether it reaches all members that it hears of now, and how many there are.
+    /// Whether that has been too few for too long. Of a change that is under way it hears late, so
+    /// twice `suspect_after` is allowed for.
+    pub(crate) fn is_over(
+        &mut self,
+        now: Nanos,
+        (reaches_all, members): (bool, usize),
+        suspect_after: Duration,
+    ) -> bool {
+        self.any = if members > 0 { now } else { self.any };
+        self.all = if reaches_all { now } else { self.all };
+        now.since(self.any) >= ALONE_TIME || now.since(self.all) >= suspect_after.saturating_mul(2)
+    }
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -37,13 +70,13 @@ pub(crate) struct Newcomers {
 }
 
 impl Newcomers {
-    /// Whether a process waits on this seat.
-    pub(crate) fn is_on(&self, seat: Rank) -> bool {
-        self.waiting.contains_key(&seat)
+    /// The process that waits on this seat.
+    pub(crate) fn on(&self, seat: Rank) -> Option<Process> {
+        self.waiting.get(&seat).map(|(waiting, _)| waiting.process())
     }
 
     pub(crate) fn contains(&self, process: Process) -> bool {
-        self.waiting.get(&process.seat.0).is_some_and(|(waiting, _)| waiting.process() == process)
+        self.on(process.seat.0) == Some(process)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Neighbour> {
@@ -117,21 +150,9 @@ impl Newcomers {
         });
     }
 
-    /// Whether one is not connected to all others yet, as far as a process knows that is a member,
-    /// or not to a process that waits itself.
-    pub(crate) fn are_awaited(&self, membership: &Membership, is_member: bool) -> bool {
-        let is_reached = |process| match is_member {
-            true => membership.is_reached_by_all(process),
-            false => membership.reaches(process),
-        };
-        self.iter().any(|newcomer| !is_reached(newcomer.process()))
-    }
-
-    /// Whether all of them wait, as a process that waits knows them: nobody is a member, and those
-    /// that wait make no job.
-    pub(crate) fn all_wait(&self, membership: &Membership) -> bool {
-        let waits = |process| membership.view_of(process).is_some_and(|view| view.epoch.is_none());
-        self.iter().all(|newcomer| waits(newcomer.process()))
+    /// Whether this process is not connected to one of them yet.
+    pub(crate) fn are_awaited(&self, membership: &Membership) -> bool {
+        self.iter().any(|newcomer| !membership.is_connected(newcomer.process()))
     }
 
     /// Tells the members of those that wait, and those of all, now and then; not of those that all
@@ -144,7 +165,8 @@ impl Newcomers {
         device: &SharedDevice,
     ) {
         let unknown = |neighbour: &&Neighbour| !membership.is_reached_by_all(neighbour.process());
-        if now.since(self.told) < TELL_INTERVAL || !self.iter().any(|neighbour| unknown(&neighbour)) {
+        let interval = if self.are_awaited(membership) { TELL_INTERVAL } else { REPEAT_INTERVAL };
+        if now.since(self.told) < interval || !self.iter().any(|neighbour| unknown(&neighbour)) {
             return;
         }
         self.told = now;

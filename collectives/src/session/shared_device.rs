@@ -20,8 +20,8 @@
 //!   and is refused once its pair is to be drained for a later one, or its peer is out. So it
 //!   stands before the drain's mark. A new epoch's are begun when all of them have ended.
 //! * *The device is had in turn.* A poll that makes memory private takes milliseconds, and whoever
-//!   polls does so again at once. The lock is fair, so the thread of the session, which waits for
-//!   it, answers other members meanwhile and is not taken for silent.
+//!   polls does so again at once. The lock is fair to who waits for so long: the thread of the
+//!   session answers other members meanwhile, and is not taken for silent.
 //! * *Ends are their epoch's.* Transfers have numbers of this device's own, so the end of a
 //!   transfer of an epoch before is never taken for that of another one.
 

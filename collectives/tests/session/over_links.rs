@@ -52,7 +52,7 @@ fn mend(job: &Job, ways: &[(usize, usize)]) {
 /// Of the two at the ends of a link that carries nothing, one way or both, the one on the higher
 /// seat goes, and hears of it from the third.
 fn one_of_two_goes(ways: &[(usize, usize)]) {
-    let Some(mut job) = job(3, 3, false, &["suspect=1500", "watch=1"]) else { return };
+    let Some(mut job) = job(3, 3, false, &["suspect=2000", "watch=1"]) else { return };
     job.await_step(0, 5);
     cut(&job, ways);
     job.await_all_of(&[0, 1]);
@@ -75,7 +75,7 @@ fn of_two_of_which_one_does_not_hear_the_other_one_goes() {
 /// It is alone, makes no step any more, and says so. When the links are back it may join.
 #[test]
 fn who_is_cut_off_alone_has_no_quorum_and_the_others_go_on() {
-    let settings = ["suspect=1500", "quorum=1500", "state=300000"];
+    let settings = ["suspect=2000", "quorum=1500", "state=300000"];
     let Some(mut job) = job(3, 3, false, &settings) else { return };
     job.await_step(0, 5);
     let ways = all_ways(&[0, 1], &[2]);
@@ -94,7 +94,7 @@ fn who_is_cut_off_alone_has_no_quorum_and_the_others_go_on() {
 /// Two and two: neither half knows that the other one has ended.
 #[test]
 fn neither_of_two_halves_goes_on_without_a_store() {
-    let Some(mut job) = job(2, 4, false, &["suspect=1500", "quorum=1500"]) else { return };
+    let Some(mut job) = job(2, 4, false, &["suspect=2000", "quorum=1500"]) else { return };
     job.await_step(0, 5);
     cut(&job, &all_ways(&[0], &[1]));
     for seat in 0..4 {
@@ -110,7 +110,7 @@ fn neither_of_two_halves_goes_on_without_a_store() {
 /// Both halves can write what they agree on in the store, once. The other half is out by it.
 #[test]
 fn one_of_two_halves_goes_on_with_a_store() {
-    let Some(mut job) = job(2, 4, true, &["suspect=1500", "watch=1"]) else { return };
+    let Some(mut job) = job(2, 4, true, &["suspect=2000", "watch=1"]) else { return };
     job.await_step(0, 5);
     cut(&job, &all_ways(&[0], &[1]));
     let out = job.await_one(&[0, 1, 2, 3], |told| matches!(told, Told::End(_)));
@@ -129,7 +129,7 @@ fn one_of_two_halves_goes_on_with_a_store() {
 /// With a store too, who is cut off alone lets the others have it.
 #[test]
 fn who_is_cut_off_alone_is_out_by_the_record_in_the_store() {
-    let Some(mut job) = job(3, 3, true, &["suspect=1500", "watch=1"]) else { return };
+    let Some(mut job) = job(3, 3, true, &["suspect=2000", "watch=1"]) else { return };
     job.await_step(0, 5);
     cut(&job, &all_ways(&[0], &[1, 2]));
     job.await_all_of(&[1, 2]);
