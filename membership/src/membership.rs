@@ -261,14 +261,20 @@ impl Membership {
         self.detector.is_connected(other)
     }
 
-    /// The members as a process that waits to join hears of them: whether it reaches and hears all
-    /// of them, and how many there are. Members are those whose views name the newest epoch.
+    /// The members as a process that waits to join knows them: whether it reaches and hears all of
+    /// them, and to how many it is connected. Members are those whose views name the newest epoch.
     #[must_use]
-    pub fn members_heard(&self) -> (bool, usize) {
+    pub fn members_known(&self) -> (bool, usize) {
         let newest = self.views.values().filter_map(|view| view.epoch).max();
         let members = self.views.values().filter(|view| newest.is_some() && view.epoch == newest);
-        let reached = |view: &View| self.own_view().is_some_and(|own| own.reached.contains(&view.process));
-        members.fold((true, 0), |(all, count), view| (all && reached(view), count + 1))
+        members.fold((true, 0), |(all, connected), view| {
+            let is_connected = self.detector.is_connected(view.process);
+            (all && self.reaches(view.process), connected + usize::from(is_connected))
+        })
+    }
+
+    fn reaches(&self, other: Process) -> bool {
+        self.own_view().is_some_and(|view| view.reached.contains(&other))
     }
 
     fn process(&self) -> Process {
@@ -446,7 +452,7 @@ impl Membership {
             epoch.iter().flat_map(|record| plan::waiting(record, &self.views)).map(|view| view.process),
         );
         // Who waits for long adds nothing to what the members say of each other.
-        let is_spare = epoch.is_none() && self.members_heard().1 > 0;
+        let is_spare = epoch.is_none() && self.members_known().1 > 0;
         let views: Vec<View> = if is_restless && !is_spare {
             self.views.values().cloned().collect()
         } else {

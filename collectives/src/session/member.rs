@@ -899,9 +899,9 @@ impl State {
         self.record.is_none()
     }
 
-    /// Whether this process, which waits, reaches all members that it hears of, and how many.
-    pub(crate) fn members_heard(&self) -> (bool, usize) {
-        self.membership.members_heard()
+    /// Whether this process, which waits, reaches all members, and to how many it is connected.
+    pub(crate) fn members_known(&self) -> (bool, usize) {
+        self.membership.members_known()
     }
 
     /// The record of the epoch that was entered last; it may be over.

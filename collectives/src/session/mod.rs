@@ -733,7 +733,7 @@ impl Session {
                 self.step = record.step();
                 return Ok(());
             }
-            let (reaches_all, members) = state.members_heard();
+            let (reaches_all, members) = state.members_known();
             if self.elastic.spares > 0 && reaches_all && members >= self.elastic.most as usize {
                 return Ok(());
             }
@@ -762,7 +762,7 @@ impl Session {
                 if state.has_announced() {
                     return Err(SessionError::Left);
                 }
-                if heard.is_over(clock::now(), state.members_heard(), self.elastic.suspect_after) {
+                if heard.is_over(clock::now(), state.members_known(), self.elastic.suspect_after) {
                     return Err(SessionError::NotNeeded { process: self.process });
                 }
             }

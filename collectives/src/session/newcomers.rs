@@ -29,11 +29,11 @@ const REPEAT_INTERVAL: Duration = Duration::from_millis(100);
 /// Processes that are remembered as gone.
 const GONE_MAX: usize = 256;
 
-/// How long a spare hears of no member before it takes the job for ended: another spare may have
-/// become one in the change that is under way.
+/// How long a spare is connected to no member before it takes the job for ended: another spare may
+/// have become a member in the change that is under way.
 const ALONE_TIME: Duration = Duration::from_secs(1);
 
-/// When a spare last heard of members, and last reached all of them.
+/// When a spare was last connected to a member, and last reached all of them.
 pub(crate) struct Heard {
     any: Nanos,
     all: Nanos,
@@ -44,9 +44,9 @@ impl Heard {
         Self { any: now, all: now }
     }
 
-    /// Takes in whether it reaches all members that it hears of now, and how many there are.
-    /// Whether that has been too few for too long. Of a change that is under way it hears late, so
-    /// twice `suspect_after` is allowed for.
+    /// Takes in whether it reaches all members now, and to how many it is connected. Returns
+    /// whether these have been too few for too long. Of a change that is under way it hears late,
+    /// so twice `suspect_after` is allowed for.
     pub(crate) fn is_over(
         &mut self,
         now: Nanos,
