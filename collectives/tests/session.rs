@@ -16,6 +16,19 @@ macro_rules! on_every_fabric {
     };
 }
 
+/// Each of these functions as a test over RDMA.
+macro_rules! over_verbs {
+    ($($test:ident),* $(,)?) => {
+        mod verbs {
+            $(
+                #[test]
+                #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+                fn $test() { super::$test("verbs"); }
+            )*
+        }
+    };
+}
+
 #[path = "session/asked.rs"]
 mod asked;
 #[path = "../../transport/tests/conformance/softroce/changed.rs"]
@@ -73,44 +86,15 @@ fn member_process() {
     member::make_steps();
 }
 
-/// What RDMA changes: how pairs are connected, drained and severed.
-mod verbs {
-    #[test]
-    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
-    fn survivors_of_one_death_go_on_with_what_they_have() {
-        super::survivors_of_one_death_go_on_with_what_they_have("verbs");
-    }
-
-    #[test]
-    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
-    fn who_was_stopped_is_out_and_changes_nothing() {
-        super::who_was_stopped_is_out_and_changes_nothing("verbs");
-    }
-
-    #[test]
-    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
-    fn who_died_comes_back_on_its_seat() {
-        super::who_died_comes_back_on_its_seat("verbs");
-    }
-
-    #[test]
-    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
-    fn who_joins_costs_no_retry_and_has_the_state() {
-        super::who_joins_costs_no_retry_and_has_the_state("verbs");
-    }
-
-    #[test]
-    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
-    fn who_joins_heals_behind_its_first_step() {
-        super::who_joins_heals_behind_its_first_step("verbs");
-    }
-
-    #[test]
-    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
-    fn who_is_told_to_leave_costs_the_others_no_retry() {
-        super::who_is_told_to_leave_costs_the_others_no_retry("verbs");
-    }
-}
+// What RDMA changes: how pairs are connected, drained and severed.
+over_verbs!(
+    survivors_of_one_death_go_on_with_what_they_have,
+    who_was_stopped_is_out_and_changes_nothing,
+    who_died_comes_back_on_its_seat,
+    who_joins_costs_no_retry_and_has_the_state,
+    who_joins_heals_behind_its_first_step,
+    who_is_told_to_leave_costs_the_others_no_retry,
+);
 
 on_every_fabric!(
     without_faults_each_step_is_committed_once,

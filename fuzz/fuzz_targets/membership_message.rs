@@ -44,8 +44,12 @@ fn talk(bytes: &[u8]) {
 fn talk_for_long(bytes: &[u8]) {
     let members: Vec<Process> = (0..3).map(|seat| Process::new(seat, 1)).collect();
     let first = Arc::new(Record::first(members.clone()).expect("three members"));
-    let options =
-        Options { suspect_after: Duration::from_micros(800), maker: Maker::Members, unit: NonZeroU32::MIN, most: 8 };
+    let options = Options {
+        suspect_after: Duration::from_micros(800),
+        maker: Maker::Members,
+        unit: NonZeroU32::MIN,
+        most: 8,
+    };
     let mut membership = Membership::new(members[0], options, Some(first), Nanos(0));
     let (mut now, mut rest) = (Nanos(0), bytes);
     while let Some(([length, time], messages)) = rest.split_first_chunk::<2>() {

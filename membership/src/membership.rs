@@ -249,10 +249,7 @@ impl Membership {
         let Some(record) = self.participant.epoch() else { return false };
         let waiting = plan::waiting(record, &self.views).map(|view| view.process);
         let mut others = record.members().iter().copied().chain(waiting).filter(|other| *other != joiner);
-        let reaches = |one: Process, other: Process| {
-            self.views.get(&one).is_some_and(|view| view.reached.contains(&other))
-        };
-        others.all(|other| reaches(other, joiner) && reaches(joiner, other))
+        others.all(|other| plan::reach_each_other(&self.views, joiner, other))
     }
 
     /// Whether a connection to another process is open.

@@ -88,10 +88,7 @@ impl Plan {
             self.stay.iter().copied().filter(|member| unit.of(*member) == number).collect();
         let mut joiners = BTreeSet::new();
         for joiner in waiting {
-            let reach = |other: &Process| {
-                joiner.reached.contains(other)
-                    && views.get(other).is_some_and(|view| view.reached.contains(&joiner.process))
-            };
+            let reach = |other: &Process| reach_each_other(views, joiner.process, *other);
             let mut others = self.stay.iter().filter(|member| !replaced.contains(member)).chain(&self.join);
             let is_alone = others.clone().next().is_none();
             let is_taken = joiners.iter().any(|other: &Process| other.seat == joiner.process.seat);
@@ -114,6 +111,12 @@ impl Plan {
 
 /// The newest views, the process's own among them.
 pub(crate) type Views = BTreeMap<Process, View>;
+
+/// Whether a process that waits to join and another process reach and hear each other.
+pub(crate) fn reach_each_other(views: &Views, joiner: Process, other: Process) -> bool {
+    let reaches = |one, other| views.get(&one).is_some_and(|view| view.reached.contains(&other));
+    reaches(joiner, other) && reaches(other, joiner)
+}
 
 /// Pairs of members that do not reach each other by the views of this epoch. Those that are
 /// certified dead are left out.

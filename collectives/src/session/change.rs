@@ -182,7 +182,8 @@ pub enum SessionError {
         /// How long it has waited.
         waited: Duration,
     },
-    /// The job is over for a spare ([`Elastic::spares`](super::Elastic::spares)).
+    /// The job of a spare ([`Elastic::spares`](super::Elastic::spares)) has ended, or the spare has
+    /// lost its connection to a member that stays.
     #[error(
         "{process} was a spare of the job, and does not reach all members any more: the job has ended, or a link is \
          down; if the job runs, start the process again"

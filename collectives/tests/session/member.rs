@@ -55,6 +55,7 @@ struct Settings {
     quits: Option<(u32, u64)>,
     /// Members at most.
     most: u32,
+    /// Processes that wait for room, at most.
     spares: u32,
     /// Seats of a unit. Of more than one the state has four elements or more.
     unit: u32,
