@@ -43,6 +43,9 @@ const NOT_READY: [&str; 4] = ["rnr_nak_retry_err", "rcvd_rnr_err", "rnr_naks_rcv
 /// Counters of congestion that was told in time: the network does what it should.
 const MARKED: [&str; 3] = ["np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled"];
 
+/// A queue of this many packets, or a longer one, lost none of several reads by software RDMA.
+const BACKLOG_PACKETS_MIN: u64 = 10_000;
+
 /// One retransmission in this number of packets is not reported.
 const PACKETS_A_LOSS: u64 = 1_000_000;
 
@@ -118,10 +121,29 @@ fn counters(machine: &Machine, port: &Port, section: &mut Section) {
     }
 }
 
+/// The queue of received packets of a device made of software: docs/hardware.md says what
+/// Soft-RoCE of Linux 6.1 does after lost packets.
+fn backlog(machine: &Machine, port: &Port, section: &mut Section) {
+    let subject = format!("{} queue", name_of(port));
+    match machine.number("proc/sys/net/core/netdev_max_backlog") {
+        // Network namespaces do not show it.
+        None => {}
+        Some(packets) if packets < BACKLOG_PACKETS_MIN => section.warning(
+            subject,
+            format!(
+                "{packets} packets: more of them are lost, after which Soft-RoCE may break a connection, and call a transfer done whose bytes have not arrived"
+            ),
+            "sudo sysctl -w net.core.netdev_max_backlog=100000",
+        ),
+        Some(packets) => section.ok(subject, format!("{packets} packets")),
+    }
+}
+
 /// ECN and PFC of a RoCE port.
 fn congestion(machine: &Machine, port: &Port, section: &mut Section) {
     let subject = format!("{} PFC and ECN", name_of(port));
     if is_software(machine, port) {
+        backlog(machine, port, section);
         return section.ok(subject, "not needed: a device made of software");
     }
     let Some(interface) = &port.interface else {

@@ -422,6 +422,29 @@ fn a_small_mtu_lost_packets_and_broken_cables_are_warnings() {
 }
 
 #[test]
+fn a_short_queue_of_packets_is_a_warning_for_rdma_made_of_software() {
+    let root = Root::healthy();
+    const QUEUE: &str = "proc/sys/net/core/netdev_max_backlog";
+    root.file(QUEUE, "1000\n");
+    assert_eq!(troubles(&root.machine()), [], "a NIC has a queue of its own");
+    root.remove("sys/class/infiniband/mlx5_0/device");
+    let about_queues = || {
+        let mut troubles = troubles(&root.machine());
+        troubles.retain(|(_, subject, _, _)| subject.ends_with(" queue"));
+        troubles
+    };
+    let found = about_queues();
+    let [(level, subject, text, command)] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!((*level, subject.as_str()), (Level::Warning, "mlx5_0:1 queue"));
+    assert!(text.starts_with("1000 packets: "), "{text}");
+    assert_eq!(command, "sudo sysctl -w net.core.netdev_max_backlog=100000");
+    root.file(QUEUE, "100000\n");
+    assert_eq!(about_queues(), []);
+    root.remove(QUEUE);
+    assert_eq!(about_queues(), [], "a network namespace does not show it");
+}
+
+#[test]
 fn a_device_on_half_its_lanes_and_bridges_that_redirect_are_found() {
     let root = Root::healthy();
     root.file(&format!("{NIC}/current_link_width"), "8\n");
