@@ -106,6 +106,11 @@ pub const VARIABLES: &[Variable] = &[
         "the name of this host; ranks of equal names share memory",
     ),
     variable(
+        "PLEACH_LAST_WORD",
+        "none",
+        "set by `pleach run --elastic` with ranks of other launchers: the file in which a session keeps what the launcher tells those when the rank has ended",
+    ),
+    variable(
         "PLEACH_VERBS_DEVICE",
         "the first active port",
         "the RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four with commas between",

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use launcher::{expect_refused, field, finish, number, pleach, rank_process, signal, text};
 use outside_stores::Etcd;
@@ -486,6 +486,10 @@ impl Outlived {
         let mut command = pleach();
         command.args(["run", "-n", "3"]).args(options).args(["--", env!("CARGO_BIN_EXE_pleach")]);
         command.args(["train", "--elastic=2:3", "--epochs", "12", "--pace", "60ms", "--json", "--member"]);
+        Self::of(command)
+    }
+
+    fn of(mut command: Command) -> Self {
         let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut launcher = started.expect("starts");
         let lines = BufReader::new(launcher.stdout.take().expect("is piped")).lines();
@@ -509,7 +513,12 @@ impl Outlived {
 
     /// Waits until so many ranks are in an epoch of so many.
     fn await_ranks(&mut self, ranks: u32) {
-        while self.epochs.len() != ranks as usize || self.epochs.values().any(|other| *other != ranks) {
+        self.await_epochs(ranks as usize, ranks);
+    }
+
+    /// Waits until so many of the ranks that were started are in an epoch of `ranks`.
+    fn await_epochs(&mut self, count: usize, ranks: u32) {
+        while self.epochs.len() != count || self.epochs.values().any(|other| *other != ranks) {
             let line = self.lines.next().expect("the training goes on").expect("is text");
             let (_, epoch) = line.split_once("] @epoch ").unwrap_or_else(|| panic!("{line}"));
             let (seat, ranks) = epoch.split_once(' ').expect("two numbers");
@@ -570,6 +579,36 @@ fn the_others_go_on_when_no_restart_is_left_and_the_job_ends_when_they_are_too_f
         ),
         "{error}"
     );
+}
+
+/// The first ranks are killed before the others are reaped, so only their launcher knows of it.
+#[test]
+fn half_of_a_job_goes_on_when_its_launcher_says_that_the_other_half_has_ended() {
+    let port = ports::reserve(1);
+    let rendezvous = format!("tcp://127.0.0.1:{port}");
+    let launch = |host: &str, first: &str| {
+        let mut command = pleach();
+        command.args(["run", "-n", "2", "--world-size", "4", "--first-rank", first, "--restarts", "0"]);
+        command.args(["--rendezvous", &rendezvous, "--elastic=1:4", "--", env!("CARGO_BIN_EXE_pleach")]);
+        command.args(["train", "--elastic=1:4", "--epochs", "12", "--pace", "20ms", "--json", "--member"]);
+        command.args(["--fabric", "shm+tcp"]).env("PLEACH_HOST", host);
+        command
+    };
+    // It ends when nobody reads what it prints any more.
+    let mut there = launch("there", "2").stdout(Stdio::piped()).spawn().expect("starts");
+    let mut here = Outlived::of(launch("here", "0"));
+    here.await_epochs(2, 4);
+    // None of the two sees the end of the other.
+    let theirs = [2, 3].map(|rank| rank_process(there.id(), rank).expect("it trains"));
+    here.epochs.clear();
+    theirs.iter().for_each(|process| signal(*process, Signal::STOP));
+    theirs.iter().for_each(|process| signal(*process, Signal::KILL));
+    here.await_epochs(2, 2);
+    let last = here.line().expect("results");
+    expect_trained(&[&last], "2");
+    let ended = here.launcher.wait_with_output().expect("its own");
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    assert_eq!(there.wait().expect("its own").code(), Some(1));
 }
 
 #[test]

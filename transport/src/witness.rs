@@ -3,21 +3,23 @@
 //! A process that is to be outlived by what it knew writes that to its [`LastWord`], a file in
 //! memory without a name. Other processes of its host open the file while the process lives
 //! ([`Witness::open`]). When the kernel says that the process has ended, they read what it wrote
-//! last.
+//! last. Who starts a process may have made the file for it ([`WordFile`]), and reads it then.
 //!
 //! **Invariants:** a word is read whole, or the one before it is: the file has two places, and the
 //! place of the newest word is never written to. A word is given out only after the kernel has said
-//! that the process has ended ([`Witness::last_word`]), so nothing is written afterwards. A process
-//! with the number of an ended one is not taken for it.
+//! that the process has ended ([`Witness::last_word`]) or has no file open any more
+//! ([`WordFile::last_word`]), so nothing is written afterwards. A file has one writer at a time,
+//! which holds its lock. A process with the number of an ended one is not taken for it.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+use rustix::fs::{FlockOperation, MemfdFlags, OFlags, flock, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
 use sha2::{Digest, Sha256};
@@ -49,8 +51,29 @@ impl LastWord {
     ///
     /// The system has no room for another file in memory.
     pub fn new() -> io::Result<Self> {
-        let file = memfd_create("pleach-last-word", MemfdFlags::CLOEXEC)?;
-        Ok(Self { file: File::from(file), written: Mutex::new(0) })
+        Ok(Self { file: unnamed()?, written: Mutex::new(0) })
+    }
+
+    /// As [`LastWord::new`], in the file that was made for this process ([`WordFile::path`]), if
+    /// there is one, and no other process writes to it.
+    ///
+    /// # Errors
+    ///
+    /// The system has no room for another file in memory.
+    pub fn at(path: Option<&Path>) -> io::Result<Self> {
+        let Some(path) = path else { return Self::new() };
+        Self::given(path).or_else(|error| {
+            // A program that this one started has the variables of this one.
+            tracing::info!("the file {} for the last word is not taken: {error}", path.display());
+            Self::new()
+        })
+    }
+
+    fn given(path: &Path) -> io::Result<Self> {
+        let file = open(path, true)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        let written = newest(&file)?.map_or(0, |(number, _)| number);
+        Ok(Self { file, written: Mutex::new(written) })
     }
 
     /// Replaces the word. It outlives this process from the return on.
@@ -90,6 +113,72 @@ impl LastWord {
         let host = named(host, name);
         is_known.then_some(WordPlace { host, process, started: started(process)?, file })
     }
+}
+
+/// The file of the word of a process, made by who starts it.
+#[derive(Debug)]
+pub struct WordFile(File);
+
+impl WordFile {
+    /// Without a word.
+    ///
+    /// # Errors
+    ///
+    /// The system has no room for another file in memory.
+    pub fn new() -> io::Result<Self> {
+        unnamed().map(Self)
+    }
+
+    /// Where processes of this user find it, as long as this process has it.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
+    }
+
+    /// What was written last, if anything; nothing is written any more.
+    ///
+    /// # Errors
+    ///
+    /// A process that writes to it has not ended ([`io::ErrorKind::WouldBlock`]), or what was
+    /// written is no word.
+    pub fn last_word(&self) -> io::Result<Option<Vec<u8>>> {
+        // The kernel gives the lock up with the files of a process, when none of its threads is
+        // left.
+        flock(&self.0, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(newest(&self.0)?.map(|(_, word)| word))
+    }
+}
+
+fn unnamed() -> io::Result<File> {
+    Ok(File::from(memfd_create("pleach-last-word", MemfdFlags::CLOEXEC)?))
+}
+
+/// Opens a file that another process has made. Whatever that has named, to open it must not wait.
+fn open(path: &Path, writes: bool) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = File::options().read(true).write(writes).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+/// The newest word of a file, with its number.
+fn newest(file: &File) -> io::Result<Option<(u64, Vec<u8>)>> {
+    let mut newest: Option<(u64, u64, u64)> = None;
+    for place in [0, PLACE_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        if file.read_exact_at(&mut header, place).is_err() {
+            continue; // The file ends before it.
+        }
+        let mut reader = Reader::new(&header);
+        let (Ok(number), Ok(bytes)) = (reader.u64(), reader.u64()) else { continue };
+        if number > newest.map_or(0, |(number, ..)| number) {
+            newest = Some((number, bytes, place + HEADER_BYTES as u64));
+        }
+    }
+    let Some((number, bytes, from)) = newest else { return Ok(None) };
+    let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= WORD_BYTES_MAX);
+    let mut word = vec![0; bytes.ok_or(io::ErrorKind::InvalidData)?];
+    file.read_exact_at(&mut word, from)?;
+    Ok(Some((number, word)))
 }
 
 /// The identity of a host that goes by a name of its own.
@@ -160,13 +249,8 @@ impl Witness {
         if started(place.process) != Some(place.started) {
             return None;
         }
-        // Whatever the peer has named there, to open it must not wait.
-        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
         let path = format!("/proc/{}/fd/{}", place.process, place.file);
-        let word = File::options().read(true).custom_flags(flags).open(path).ok()?;
-        if !word.metadata().ok()?.is_file() {
-            return None;
-        }
+        let word = open(path.as_ref(), false).ok()?;
         let witness = Self { process, word };
         // Between the two looks the number could have come to be another process's.
         (!witness.has_ended()).then_some(witness)
@@ -189,23 +273,7 @@ impl Witness {
         if !self.has_ended() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let mut newest: Option<(u64, u64, u64)> = None;
-        for place in [0, PLACE_BYTES] {
-            let mut header = [0; HEADER_BYTES];
-            if self.word.read_exact_at(&mut header, place).is_err() {
-                continue; // The file ends before it.
-            }
-            let mut reader = Reader::new(&header);
-            let (Ok(number), Ok(bytes)) = (reader.u64(), reader.u64()) else { continue };
-            if number > newest.map_or(0, |(number, ..)| number) {
-                newest = Some((number, bytes, place + HEADER_BYTES as u64));
-            }
-        }
-        let Some((_, bytes, from)) = newest else { return Ok(None) };
-        let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= WORD_BYTES_MAX);
-        let mut word = vec![0; bytes.ok_or(io::ErrorKind::InvalidData)?];
-        self.word.read_exact_at(&mut word, from)?;
-        Ok(Some(word))
+        Ok(newest(&self.word)?.map(|(_, word)| word))
     }
 }
 
@@ -254,6 +322,38 @@ mod tests {
         assert!(Witness::open_on(&place, Some("rack-1")).is_some());
         assert!(Witness::open_on(&place, Some("rack-2")).is_none());
         assert!(Witness::open(&place).is_none());
+    }
+
+    #[test]
+    fn a_file_that_was_made_for_a_process_has_one_writer_and_is_read_behind_it() {
+        let file = WordFile::new().expect("there is memory");
+        assert_eq!(file.last_word().expect("nobody writes"), None);
+        let file = WordFile::new().expect("there is memory");
+        let (path, word) = (file.path(), LastWord::at(Some(&file.path())).expect("it is there"));
+        word.write(b"first").expect("there is room");
+        let other = LastWord::at(Some(&path)).expect("there is memory");
+        other.write(b"of a program that it started").expect("there is room");
+        assert_eq!(file.last_word().expect_err("it is written to").kind(), io::ErrorKind::WouldBlock);
+        // A second one in turn goes on where the first one was.
+        drop((word, other));
+        let word = LastWord::at(Some(&path)).expect("it is there");
+        word.write(b"second").expect("there is room");
+        drop(word);
+        assert_eq!(file.last_word().expect("nobody writes").as_deref(), Some(&b"second"[..]));
+        // It is over.
+        let late = LastWord::at(Some(&path)).expect("there is memory");
+        late.write(b"late").expect("there is room");
+        assert_eq!(file.last_word().expect("nobody writes").as_deref(), Some(&b"second"[..]));
+    }
+
+    #[test]
+    fn a_place_that_is_no_file_is_passed_over() {
+        for path in ["/proc/self/fd/123456", "/dev/null", "/"] {
+            LastWord::at(Some(path.as_ref()))
+                .expect("there is memory")
+                .write(b"word")
+                .expect("there is room");
+        }
     }
 
     #[test]

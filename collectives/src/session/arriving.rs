@@ -30,8 +30,8 @@ pub(crate) struct JobIdentity {
     pub(crate) digest: [u8; 32],
     /// Who makes its records.
     pub(crate) maker: Maker,
-    /// The name of this process's host, where it has one of its own.
-    pub(crate) host: Option<String>,
+    /// Where this process was started.
+    pub(crate) world: World,
 }
 
 /// A process with a seat, whose session has not begun.
@@ -142,7 +142,7 @@ impl Arrived {
         let registers = registers.map_err(JoinGroupError::from)?;
         let is_kept = has_registers(options.world.rendezvous.as_ref());
         let maker = if is_kept { Maker::Store } else { Maker::Members };
-        let job = JobIdentity { digest: job, maker, host: options.world.host.clone() };
+        let job = JobIdentity { digest: job, maker, world: options.world.clone() };
         // Before there is a thread that answers the others. A session that is not made says
         // nothing.
         let setting = Setting::new(options.clone(), terms.fabric()).map_err(JoinGroupError::from)?;

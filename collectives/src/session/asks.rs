@@ -11,6 +11,7 @@ use pleach_transport::Incarnation;
 use pleach_transport::clock::now;
 use pleach_transport::rendezvous::{JoinError, World, ask as ask_there};
 use pleach_transport::wire::{Malformed, Reader, Writer};
+use pleach_transport::witness::WORD_BYTES_MAX;
 
 /// Longest text in an answer, in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
@@ -19,7 +20,7 @@ const TEXT_BYTES_MAX: usize = 4096;
 const ROWS_MAX: usize = 8192;
 
 /// A question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// Who is there?
     Members,
@@ -27,15 +28,18 @@ pub(crate) enum Ask {
     Drain(Seat),
     /// This process is dead, by the word of the person.
     Certify(Process),
+    /// The process that wrote this last has ended, by the word of its launcher.
+    Ended(Vec<u8>),
 }
 
 impl Ask {
-    fn encode(self) -> Vec<u8> {
+    fn encode(&self) -> Vec<u8> {
         let writer = Writer::default();
         match self {
             Self::Members => writer.u8(0),
             Self::Drain(seat) => writer.u8(1).u32(seat.0),
             Self::Certify(process) => writer.u8(2).u32(process.seat.0).u64(process.incarnation.0),
+            Self::Ended(word) => writer.u8(3).bytes(word),
         }
         .finish()
     }
@@ -46,6 +50,7 @@ impl Ask {
             0 => Self::Members,
             1 => Self::Drain(Seat(reader.u32()?)),
             2 => Self::Certify(take_process(&mut reader)?),
+            3 => Self::Ended(reader.bytes(WORD_BYTES_MAX)?.to_vec()),
             _ => return Err(Malformed),
         };
         reader.end()?;
@@ -106,10 +111,16 @@ pub struct MemberRow {
     pub state: MemberState,
 }
 
+/// How often a launcher repeats its word until the members go on without the process: who heard it
+/// may have died since.
+const REPEAT: Duration = Duration::from_millis(100);
+
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Done,
+    /// It is taken in, and not done yet.
+    Begun,
     Refused(String),
     Members(Vec<MemberRow>),
 }
@@ -119,6 +130,7 @@ impl Reply {
         let writer = Writer::default();
         match self {
             Self::Done => writer.u8(0),
+            Self::Begun => writer.u8(3),
             Self::Refused(reason) => writer.u8(1).bytes(reason.as_bytes()),
             Self::Members(rows) => rows.iter().fold(writer.u8(2).count(rows.len()), |writer, row| {
                 let MemberRow { process, host, epoch, step, state } = row;
@@ -148,6 +160,7 @@ impl Reply {
                 let rows = (0..count).map(|_| take_row(&mut reader)).collect::<Result<_, _>>()?;
                 Self::Members(rows)
             }
+            3 => Self::Begun,
             _ => return Err(Malformed),
         };
         reader.end()?;
@@ -247,6 +260,24 @@ pub fn certify(world: &World, process: Process, limit: Duration) -> Result<(), A
     ask(world, Ask::Certify(process), limit).map(drop)
 }
 
+/// Certifies that a process has ended, by the word of who started it: `word` is what the process
+/// wrote last ([`WordFile`](pleach_transport::witness::WordFile)). The members go on without the
+/// process also where they are half or fewer. Waits until they have, or `limit` has passed: then
+/// the member that answered has heard it.
+///
+/// # Errors
+///
+/// See [`AskError`]; at the latest when `limit` has passed. Bytes that are no word are refused.
+pub fn certify_end(world: &World, word: &[u8], limit: Duration) -> Result<(), AskError> {
+    let deadline = now() + limit;
+    while let Reply::Begun = ask(world, Ask::Ended(word.to_vec()), deadline.since(now()))?
+        && now() + REPEAT < deadline
+    {
+        std::thread::park_timeout(REPEAT);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,7 +285,7 @@ mod tests {
     #[test]
     fn questions_and_answers_survive_the_wire_and_cut_ones_are_refused() {
         let process = Process::new(3, 0x1234_5678_9abc_def0);
-        for ask in [Ask::Members, Ask::Drain(Seat(7)), Ask::Certify(process)] {
+        for ask in [Ask::Members, Ask::Drain(Seat(7)), Ask::Certify(process), Ask::Ended(vec![7; 40])] {
             let bytes = ask.encode();
             assert_eq!(Ask::decode(&bytes), Ok(ask));
             (0..bytes.len()).for_each(|end| assert_eq!(Ask::decode(&bytes[..end]), Err(Malformed)));
@@ -265,7 +296,7 @@ mod tests {
         let states =
             [MemberState::Member, MemberState::Leaving, MemberState::Suspected, healing, MemberState::Out];
         let rows = states.map(row).into_iter().chain([waiting]).collect();
-        for reply in [Reply::Done, Reply::Refused("no".to_owned()), Reply::Members(rows)] {
+        for reply in [Reply::Done, Reply::Begun, Reply::Refused("no".to_owned()), Reply::Members(rows)] {
             let bytes = reply.encode();
             assert_eq!(Reply::decode(&bytes), Ok(reply));
             (0..bytes.len()).for_each(|end| assert_eq!(Reply::decode(&bytes[..end]), Err(Malformed)));

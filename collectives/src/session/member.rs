@@ -22,9 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use pleach_membership::{
-    Cause, Certificate, Input, Membership, Message, Output, Process, Reason, Record, Seat, Verdict,
-};
+use pleach_membership::{Cause, Input, Membership, Message, Output, Process, Reason, Record, Seat, Verdict};
 use pleach_transport::mutex::lock;
 use pleach_transport::witness::{LastWord, Witness};
 use pleach_transport::{Nanos, PostError, Slice, clock};
@@ -34,6 +32,7 @@ use super::arriving::JobIdentity;
 use super::change::{self, Change};
 use super::envelope::{of_word, parts};
 use super::incoming::{Finding, Incoming};
+use super::last_words;
 use super::newcomers::Newcomers;
 use super::roster::{Neighbour, Roster};
 use super::shared_device::{PairEvent, SharedDevice};
@@ -168,10 +167,8 @@ impl Member {
         device: Arc<SharedDevice>,
         incoming: Arc<Incoming>,
     ) -> io::Result<Arc<Self>> {
-        let last_word = LastWord::new()?;
-        if let Some(first) = &first {
-            last_word.write(&first.encode())?;
-        }
+        let last_word = LastWord::at(job.world.last_word.as_deref())?;
+        last_word.write(&last_words::encode(process, first.as_deref()))?;
         let now = clock::now();
         let unit = NonZeroU32::new(elastic.unit).unwrap_or(NonZeroU32::MIN);
         let (suspect_after, maker, most) = (elastic.suspect_after, job.maker, elastic.most as usize);
@@ -239,7 +236,7 @@ impl Member {
     fn connected(&self, state: &mut State, process: Process, now: Nanos) {
         let word = state
             .last_word
-            .place_on(self.job.host.as_deref())
+            .place_on(self.job.world.host.as_deref())
             .map(|place| of_word(self.process.incarnation, &place));
         // What waits there was for a process that had the rank before.
         state.outboxes.insert(rank_of(process), word.into_iter().collect());
@@ -543,7 +540,7 @@ impl Member {
     fn take_arrivals(&self, state: &mut State, now: Nanos) {
         let arrivals = self.incoming.take();
         for (rank, incarnation, place) in arrivals.words {
-            if let Some(witness) = Witness::open_on(&place, self.job.host.as_deref()) {
+            if let Some(witness) = Witness::open_on(&place, self.job.world.host.as_deref()) {
                 let process = Process { seat: Seat(rank), incarnation };
                 state.witnesses.insert(rank, (process, witness));
             }
@@ -638,29 +635,19 @@ impl Member {
         for rank in ended {
             state.dying.remove(&rank);
             let Some((process, witness)) = state.witnesses.remove(&rank) else { continue };
-            let word = witness.last_word();
-            let learned = match word.map(|word| word.map(|word| Record::decode(&word)).transpose()) {
-                Ok(Ok(learned))
-                    if learned.as_ref().is_none_or(|record| self.has_seat(record.highest_seat())) =>
-                {
-                    learned.map(Arc::new)
-                }
-                Ok(Ok(_)) => {
-                    tracing::warn!("the last word of seat {rank} names seats that there are not");
-                    continue;
+            let word = witness.last_word().map_err(|error| format!("cannot be read: {error}"));
+            let certificate = word.and_then(|word| {
+                last_words::certificate(&word.unwrap_or_default(), |seat| self.has_seat(seat))
+            });
+            match certificate {
+                Ok(certificate) if certificate.process == process => {
+                    state.ended.insert(process);
+                    self.on(state, Input::Certificate(certificate), now);
                 }
                 // Without its last record the end is no certificate.
-                Ok(Err(error)) => {
-                    tracing::warn!("the last word of seat {rank} is no record: {error}");
-                    continue;
-                }
-                Err(error) => {
-                    tracing::warn!("the last word of seat {rank} cannot be read: {error}");
-                    continue;
-                }
-            };
-            state.ended.insert(process);
-            self.on(state, Input::Certificate(Certificate { process, learned }), now);
+                Ok(_) => tracing::warn!("the last word of {process} is of another process"),
+                Err(error) => tracing::warn!("the last word of {process} {error}"),
+            }
         }
     }
 
@@ -695,7 +682,7 @@ impl Member {
         }
         match output {
             Output::Persist(record) => {
-                if let Err(error) = state.last_word.write(&record.encode()) {
+                if let Err(error) = state.last_word.write(&last_words::encode(self.process, Some(&record))) {
                     state.broken = Some(Arc::new(error));
                     self.give_up(state, "what outlives this process cannot be written");
                     return;

@@ -52,6 +52,7 @@ mod heal;
 mod healing;
 mod hidden;
 mod incoming;
+mod last_words;
 mod lent;
 mod meeting;
 mod member;

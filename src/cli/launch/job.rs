@@ -16,9 +16,11 @@ use std::time::Duration;
 
 use pleach::transport::Nanos;
 use pleach::transport::clock::now;
+use pleach::transport::witness::WordFile;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
+use crate::cli::launch::ends::Ends;
 use crate::cli::launch::guard::Guard;
 use crate::cli::launch::restarts::{Fate, Outliving, Restarts};
 use crate::cli::output::note;
@@ -101,6 +103,8 @@ struct RankProcess {
     /// Readable when the process has ended; `None` once it is reaped.
     alive: Option<OwnedFd>,
     streams: Vec<Stream>,
+    /// Where its session keeps its last word, if others are told of its end.
+    word: Option<WordFile>,
 }
 
 /// Ranks that run.
@@ -120,12 +124,14 @@ pub(super) struct Job {
     kill_at: Option<Nanos>,
     /// Whether what others say about a failure is shown too.
     echoes: bool,
+    /// Who tells other launchers' ranks of ends, if any.
+    ends: Option<Ends>,
 }
 
 impl Job {
     /// With nothing running yet; from now on signals are passed on. `secret`: the folder of the
-    /// job's secret, if it has one.
-    pub(super) fn new(echoes: bool, secret: Option<&Path>) -> Result<Self, JobEnd> {
+    /// job's secret, if it has one. `ends` tells the ranks of other launchers of the deaths here.
+    pub(super) fn new(echoes: bool, secret: Option<&Path>, ends: Option<Ends>) -> Result<Self, JobEnd> {
         let mut signals = Vec::new();
         for signal in FORWARDED {
             let system = |error| JobEnd::System("signals not handled", error);
@@ -146,6 +152,7 @@ impl Job {
             end_at: None,
             kill_at: None,
             echoes,
+            ends,
         })
     }
 
@@ -159,6 +166,7 @@ impl Job {
             Output::Prefixed => Stdio::piped(),
             Output::Plain => Stdio::inherit(),
         });
+        let word = self.ends.as_ref().and_then(|ends| ends.word_file(&mut command));
         let mut child = match command.spawn() {
             Ok(child) => child,
             Err(error) => return self.end(JobEnd::System("rank not started", error)),
@@ -177,7 +185,9 @@ impl Job {
             Ok(pidfd_open(group, PidfdFlags::empty())?)
         };
         match prepare() {
-            Ok(alive) => self.ranks.push(RankProcess { rank, child, group, alive: Some(alive), streams }),
+            Ok(alive) => {
+                self.ranks.push(RankProcess { rank, child, group, alive: Some(alive), streams, word });
+            }
             Err(error) => {
                 let _ = kill_process_group(group, Signal::KILL);
                 self.guard.remove(group);
@@ -325,6 +335,9 @@ impl Job {
             }
             any_well |= status.success();
             if !status.success() {
+                if let (Some(ends), Some(word)) = (&mut self.ends, rank.word.take()) {
+                    ends.tell(rank.rank, word);
+                }
                 failures.push(Failure { rank: rank.rank, process: rank.child.id(), status, error });
             }
         }

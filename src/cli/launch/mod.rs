@@ -19,9 +19,11 @@ use rustix::fs::{Access, access};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
 use crate::cli::launch::bind::Placement;
+use crate::cli::launch::ends::Ends;
 use crate::cli::launch::job::{Job, JobEnd};
 use crate::cli::launch::restarts::Restarts;
 use crate::cli::log;
+use crate::cli::members::asker;
 use crate::cli::{CommandError, secret};
 
 pub(crate) use crate::cli::launch::bind::Bind;
@@ -29,6 +31,7 @@ pub(crate) use job::Output;
 pub(crate) use restarts::Outliving;
 
 mod bind;
+mod ends;
 pub(crate) mod guard;
 mod job;
 pub(crate) mod members;
@@ -81,7 +84,10 @@ impl Launch {
         let has_all = self.world_size == self.ranks;
         let secret = (has_all && needs_secret()).then(JobSecret::new);
         let echoes = log::level().is_some();
-        let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder))
+        let has_others = !has_all;
+        let hears = self.outliving.is_some() && has_others;
+        let ends = hears.then(|| asker(&rendezvous)).transpose()?.map(Ends::new);
+        let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder), ends)
             .map_err(|end_cause| self.error(end_cause))?;
         if let Some(secret) = &secret {
             secret.write()?;
@@ -116,7 +122,6 @@ impl Launch {
         // One that comes again as rank 0 would begin a job where nobody holds the address just
         // then.
         let again = |rank: u32| command(rank, rank.max(1).min(self.world_size - 1));
-        let has_others = self.world_size > self.ranks;
         let restarts = self.outliving.map(|outliving| Restarts::new(outliving, has_others, &again));
         let result = job.run(restarts).map_err(|end_cause| self.error(end_cause));
         drop((reserved, placement));

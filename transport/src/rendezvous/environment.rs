@@ -194,6 +194,7 @@ pub fn parse(
         interface,
         join_timeout,
         connect: reader.connect("PLEACH_CONNECT")?,
+        last_word: reader.text("PLEACH_LAST_WORD").map(PathBuf::from),
         launcher,
     };
     Ok(Some(ParsedWorld { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))

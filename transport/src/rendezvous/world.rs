@@ -262,6 +262,9 @@ pub struct World {
     pub join_timeout: Option<Duration>,
     /// When pairs of its ranks connect, if it is set (`PLEACH_CONNECT`).
     pub connect: Option<Connect>,
+    /// The file that the launcher has made for the last word of this process in a session
+    /// ([`WordFile`](crate::witness::WordFile), `PLEACH_LAST_WORD`).
+    pub last_word: Option<PathBuf>,
     /// The source of rank and world size.
     pub launcher: Launcher,
 }
@@ -280,6 +283,7 @@ impl World {
             interface: None,
             join_timeout: None,
             connect: None,
+            last_word: None,
             launcher: Launcher::Alone,
         }
     }
