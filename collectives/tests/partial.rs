@@ -96,6 +96,47 @@ fn the_first_ranks_do_not_wait_for_a_late_one_whose_data_come_later() {
     }
 }
 
+#[test]
+fn a_rank_knows_how_many_rounds_it_has_missed() {
+    const MISSED: u64 = 2;
+    for fabric in FABRICS {
+        let reports = with_group(fabric, 3, |group| {
+            let rank = group.rank();
+            let mut rounds = group.partial::<i64>(50, Activation::quorum(2)).unwrap();
+            let mut contribute = |step: usize| {
+                rounds.contribution().fill(value(rank, step, 0));
+                let round = rounds.contribute().unwrap();
+                (round.number(), round.missed(), round.own(), round.contributors().to_string())
+            };
+            let both = "0,1".to_owned();
+            come_after_the_others(&group);
+            if rank == 2 {
+                // Two rounds came between, and the one that it sees was bound without it.
+                assert_eq!(contribute(0), (MISSED, MISSED, Own::Carried, both), "{fabric}");
+            } else {
+                for step in 0..=MISSED {
+                    assert_eq!(contribute(step as usize), (step, 0, Own::Counted, both.clone()), "{fabric}");
+                }
+            }
+            have_come(&group);
+            let last = rounds.finish().unwrap();
+            assert_eq!(
+                (last.number(), last.missed(), last.contributors().to_string()),
+                (MISSED + 1, 0, "2".to_owned()),
+                "{fabric}, rank {rank}"
+            );
+            let report = rounds.report().unwrap();
+            assert_eq!(group.report().rounds.as_ref(), Some(&report));
+            report
+        });
+        for (report, rank) in reports.iter().zip(0..) {
+            let (late, missed) = if rank == 2 { (1, MISSED) } else { (0, 0) };
+            let found = (report.rounds, report.late, report.dropped, report.missed);
+            assert_eq!(found, (MISSED + 2, late, 0, missed), "{fabric}, rank {rank}");
+        }
+    }
+}
+
 /// What a rank saw of a round.
 type Seen = BTreeMap<u64, (String, Vec<i64>, Option<(String, Vec<i64>)>)>;
 

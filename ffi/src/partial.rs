@@ -87,8 +87,8 @@ pub struct pleachRound_t {
     pub size: usize,
     /// The round's number, from 0.
     pub number: u64,
-    /// The number of rounds between the last round that this rank saw and this round. This rank
-    /// does not get their results.
+    /// The number of results of rounds between the last round that this rank saw and this round.
+    /// This rank does not get them.
     pub missed: u64,
     /// What happened to this rank's contribution: one of the constants pleachOwnCounted to
     /// pleachOwnAbstained.

@@ -74,10 +74,27 @@ fn also_missing(others: &RankSet) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Awaited {
     /// The round. `None`: the last one, whichever that is.
-    pub(crate) round: Option<u64>,
-    pub(crate) own: Own,
-    /// The first round whose result the caller has not seen.
-    pub(crate) seen: u64,
+    round: Option<u64>,
+    own: Own,
+    /// How many results the caller has seen or missed.
+    passed: u64,
+}
+
+impl Awaited {
+    /// The round. `None`: the last one, whichever that is.
+    pub(crate) fn round(&self) -> Option<u64> {
+        self.round
+    }
+
+    /// What has become of the caller's own contribution.
+    pub(crate) fn own(&self) -> Own {
+        self.own
+    }
+
+    /// How many results the caller has missed when it sees this round.
+    pub(crate) fn missed(&self, ended: &Ended) -> u64 {
+        ended.results_before - self.passed
+    }
 }
 
 /// A round that has ended.
@@ -89,6 +106,15 @@ pub(crate) struct Ended {
     pub(crate) corrected: Option<RankSet>,
     /// Which of the results it has, and which of the corrections.
     pub(crate) result: usize,
+    /// How many rounds before it have a result.
+    pub(crate) results_before: u64,
+}
+
+impl Ended {
+    /// Whether any rank has given something to it: if not, it has no result.
+    pub(crate) fn has_result(&self) -> bool {
+        !self.contributors.is_empty() || self.corrected.as_ref().is_some_and(|set| !set.is_empty())
+    }
 }
 
 /// A round that the caller has waited for, that wait, and which contribution the caller may write.
@@ -117,6 +143,9 @@ pub(crate) struct Rounds {
     next: u64,
     /// The first round whose result its caller has not seen.
     seen: u64,
+    /// How many rounds have a result, and how many of these the caller has seen or missed.
+    results: u64,
+    passed: u64,
     active: Option<Active>,
     awaited: Option<Awaited>,
     /// The round that the caller waits for, once it has ended.
@@ -206,6 +235,8 @@ impl Rounds {
             handover: Handover::new(buffers),
             next: 0,
             seen: 0,
+            results: 0,
+            passed: 0,
             active: None,
             awaited: None,
             kept: None,
@@ -378,7 +409,7 @@ impl Rounds {
         if self.newest.as_ref().is_some_and(|newest| Some(newest.number) == round) {
             self.kept = self.newest.take();
         }
-        self.awaited = Some(Awaited { round, own, seen: self.seen });
+        self.awaited = Some(Awaited { round, own, passed: self.passed });
         self.waits_since = None;
     }
 
@@ -388,11 +419,12 @@ impl Rounds {
         let awaited = self.awaited?;
         let ended = self.kept.take()?;
         (self.awaited, self.read) = (None, Some(ended.result));
-        let missed = ended.number - self.seen;
+        let missed = awaited.missed(&ended);
         let is_late = matches!(awaited.own, Own::Carried | Own::Corrected | Own::Dropped);
         let (late, dropped) = (u64::from(is_late), u64::from(awaited.own == Own::Dropped));
         self.counters.seen(late, dropped, missed);
         self.seen = ended.number + 1;
+        self.passed = ended.results_before + u64::from(ended.has_result());
         self.pass_skipped();
         Some((ended, awaited, self.free_contribution()))
     }
@@ -724,7 +756,9 @@ impl Rounds {
             Some(Mutant::OtherSet) if self.rank == 1 => contributors.iter().skip(1).collect(),
             _ => contributors,
         };
-        let ended = Ended { number, contributors, corrected: corrects.then_some(corrected), result };
+        let corrected = corrects.then_some(corrected);
+        let ended = Ended { number, contributors, corrected, result, results_before: self.results };
+        self.results += u64::from(ended.has_result());
         let is_awaited = self.kept.is_none()
             && self.awaited.is_some_and(|awaited| awaited.round.map_or(is_last, |round| round == number));
         if is_awaited {
@@ -764,7 +798,7 @@ impl Rounds {
                     self.kept = self.newest.take();
                 }
                 (_, None) => {
-                    *awaited = Awaited { round: Some(self.next), own: Own::Counted, seen: self.next };
+                    *awaited = Awaited { round: Some(self.next), own: Own::Counted, ..*awaited };
                     self.handover.count_after_all();
                     self.say(Readiness::Ready);
                     self.seen = self.next;

@@ -4,9 +4,10 @@
 //! A checker knows what each rank's memory held when the rank was bound, and nothing of how sets
 //! and sums come about. It checks that all ranks have the same set and the same sum; that the sum
 //! is that of exactly this set; that each contribution is in one round, or in none if late ones are
-//! dropped; that no rank is left out too often in a row; and that every rank comes to an end. The
-//! checker of races watches beside it, as it does in calls: a caller writes no contribution that a
-//! transfer or a peer may still read, and reads no result that is still written.
+//! dropped; that each rank knows how many results it has missed; that no rank is left out too often
+//! in a row; and that every rank comes to an end. The checker of races watches beside it, as it
+//! does in calls: a caller writes no contribution that a transfer or a peer may still read, and
+//! reads no result that is still written.
 //!
 //! `pleach sim` runs it where a scenario has late ranks.
 
@@ -30,7 +31,8 @@ use crate::exact::BlockSums;
 #[cfg(test)]
 use crate::partial::Mutant;
 use crate::partial::{
-    Activation, Bound, Contributions, Divisor, EXACT_CONTRIBUTIONS, Late, Own, RankSet, Rounds, Terms,
+    Activation, Awaited, Bound, Contributions, Divisor, EXACT_CONTRIBUTIONS, Ended, Late, Own, RankSet,
+    Rounds, Terms,
 };
 
 #[cfg(test)]
@@ -80,6 +82,10 @@ struct Caller {
     gives_nothing: bool,
     /// By number: in how many rounds the contribution was, or that it was dropped.
     fates: Vec<u32>,
+    /// The first round that it has not seen.
+    seen: u64,
+    /// How many results it has not seen of the rounds before that.
+    missed: u64,
     /// How many rounds in a row it was left out; `None` from when it had nothing to give until it
     /// is in a round again, as rank 0 hears of either later.
     left_out: Option<u32>,
@@ -94,6 +100,13 @@ struct Expected {
     given: BTreeMap<Rank, Vec<i128>>,
     late: BTreeMap<Rank, Vec<i128>>,
     seen: Option<(RankSet, Vec<u64>)>,
+}
+
+impl Expected {
+    /// Whether any rank has given anything to it.
+    fn has_any(&self) -> bool {
+        !self.given.is_empty() || !self.late.is_empty()
+    }
 }
 
 /// What the ranks of a trial do.
@@ -337,7 +350,7 @@ impl Trial {
             bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
         };
         let number = ended.number;
-        if awaited.round.is_some_and(|round| round != number) {
+        if awaited.round().is_some_and(|round| round != number) {
             return Err(format!("rank {rank} waits for {awaited:?} and gets round {number}"));
         }
         let expected = self.rounds.entry(number).or_default();
@@ -372,17 +385,33 @@ impl Trial {
         } else if !late.is_empty() {
             return Err(format!("round {number} at rank {rank} shows no correction by {late}"));
         }
+        self.count_missed(rank, &ended, &awaited)?;
         let caller = &mut self.callers[rank as usize];
         caller.waits = false;
-        if awaited.own == Own::Dropped {
+        if awaited.own() == Own::Dropped {
             let numbers = std::mem::take(&mut caller.contents[caller.current].1);
             numbers.into_iter().for_each(|number| caller.fates[number] += 1);
         }
         caller.current = free;
-        caller.has_ended = awaited.round.is_none();
+        caller.has_ended = awaited.round().is_none();
         let now = self.cluster.world.now();
         caller.due_at = caller.steps.get(caller.next).map_or(now, |(due, _)| due.since(now));
         Ok(true)
+    }
+
+    /// Compares how many results a rank says that it has missed with those that its caller did not
+    /// see.
+    fn count_missed(&mut self, rank: Rank, ended: &Ended, awaited: &Awaited) -> Result<(), String> {
+        let (number, caller) = (ended.number, &mut self.callers[rank as usize]);
+        let between = self.rounds.range(caller.seen..number);
+        let missed = between.filter(|(_, round)| round.has_any()).count() as u64;
+        let found = awaited.missed(ended);
+        if found != missed {
+            return Err(format!("rank {rank} has missed {missed} results before {number}, and says {found}"));
+        }
+        caller.missed += missed;
+        caller.seen = number + 1;
+        Ok(())
     }
 
     /// The next thing that a rank's caller does, if it is time.
@@ -445,18 +474,22 @@ impl Trial {
         true
     }
 
-    /// The number of rounds, if each contribution was in one.
-    fn end(&self) -> Result<u64, String> {
-        for (caller, rank) in self.callers.iter().zip(0..) {
+    /// The number of rounds, if each contribution was in one, and each rank reports the results
+    /// that it did not see.
+    fn end(&mut self) -> Result<u64, String> {
+        for rank in 0..self.ranks {
+            let reported = self.rounds_of(rank).report().missed;
+            let caller = &self.callers[rank as usize];
+            if reported != caller.missed {
+                let missed = caller.missed;
+                return Err(format!("rank {rank} has missed {missed} results, and reports {reported}"));
+            }
             if let Some(number) = caller.fates.iter().position(|times| *times != 1) {
                 let times = caller.fates[number];
                 return Err(format!("contribution {number} of rank {rank} was in {times} rounds"));
             }
         }
-        let Some(rounds) = self.cluster.members[0].as_ref().and_then(|it| it.rounds.as_ref()) else {
-            return Ok(0);
-        };
-        Ok(rounds.report().rounds)
+        Ok(self.rounds_of(0).report().rounds)
     }
 }
 
@@ -484,6 +517,8 @@ impl Caller {
             contents: Default::default(),
             gives_nothing: false,
             fates: Vec::new(),
+            seen: 0,
+            missed: 0,
             left_out: Some(0),
             is_waited_for: false,
             has_ended: false,

@@ -331,9 +331,7 @@ impl RawPartial {
 
     /// A round that has ended, if anything was given to it.
     fn round(&self, ended: Ended, awaited: Awaited) -> Result<RawRound<'_>, PartialError> {
-        let is_empty =
-            ended.contributors.is_empty() && ended.corrected.as_ref().is_none_or(RankSet::is_empty);
-        if is_empty && awaited.round.is_some() {
+        if !ended.has_result() && awaited.round().is_some() {
             return Err(PartialError::NothingGiven { round: ended.number });
         }
         Ok(RawRound { partial: self, ended, awaited })
@@ -389,7 +387,7 @@ impl RawRound<'_> {
     /// As [`Round::own`].
     #[must_use]
     pub fn own(&self) -> Own {
-        self.awaited.own
+        self.awaited.own()
     }
 
     /// As [`Round::number`].
@@ -401,7 +399,7 @@ impl RawRound<'_> {
     /// As [`Round::missed`].
     #[must_use]
     pub fn missed(&self) -> u64 {
-        self.ended.number - self.awaited.seen
+        self.awaited.missed(&self.ended)
     }
 }
 

@@ -320,8 +320,8 @@ impl<'a, T: Element, M> Round<'a, T, M> {
         self.raw.number()
     }
 
-    /// How many rounds lie between the round that this rank saw before and this one: their results
-    /// are lost to it.
+    /// How many results of rounds between the one that this rank saw before and this one are lost
+    /// to it. A round to which no rank gave anything has no result.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.raw.missed()
