@@ -194,10 +194,13 @@ pub(crate) enum Mutant {
     TornBinding,
     /// The memory that the caller still writes is given where nothing was handed over.
     UnboundContribution,
-    /// Rank 0 sets the bit of rank 1 in place of its own.
+    /// The bit of rank 0 counts twice where the set is added, which makes it the bit of rank 1. To
+    /// tell a bit twice changes nothing, so where signals tell the set rank 0 tells that of rank 1.
     OtherBit,
-    /// A late contribution is forgotten.
+    /// A late contribution is forgotten when it is bound, in place of another or apart.
     LostLate,
+    /// A rank that has missed results says so of one less.
+    UncountedResult,
     /// One rank shows another set.
     OtherSet,
     /// Nobody waits for a rank that was left out too often.
@@ -419,6 +422,8 @@ impl Rounds {
         let awaited = self.awaited?;
         let ended = self.kept.take()?;
         (self.awaited, self.read) = (None, Some(ended.result));
+        #[cfg(test)]
+        let awaited = self.mutated_wait(awaited, &ended);
         let missed = awaited.missed(&ended);
         let is_late = matches!(awaited.own, Own::Carried | Own::Corrected | Own::Dropped);
         let (late, dropped) = (u64::from(is_late), u64::from(awaited.own == Own::Dropped));
@@ -676,13 +681,15 @@ impl Rounds {
         // ahead.
         let is_last = self.words.is_last_open() && number + 1 == self.words.open();
         let corrects = self.activation.late_rule() == Late::Correct && (self.must_correct || is_last);
+        #[cfg(test)]
+        let was_in_time = self.handover.is_in_time();
         let [given, late] = self.handover.bind(match self.activation.late_rule() {
             Late::Carry => LateGoes::InPlace,
             Late::Correct if corrects => LateGoes::Apart,
             Late::Correct | Late::Drop => LateGoes::Nowhere,
         });
         #[cfg(test)]
-        let (given, late) = self.mutated(given, late);
+        let (given, late) = self.mutated((given, was_in_time), late);
         let of = |ended: &Option<Ended>| ended.as_ref().map(|ended| ended.result);
         let held = [self.read.or(of(&self.kept)), of(&self.newest)];
         let result =
@@ -698,20 +705,28 @@ impl Rounds {
         Ok(true)
     }
 
-    /// What the mutant binds in place of a contribution and a late one.
+    /// What the mutant binds in place of a contribution, which was in time or is a late one in its
+    /// place, and of one that is late and apart.
     #[cfg(test)]
     fn mutated(
         &mut self,
-        given: Option<Contributions>,
+        (given, was_in_time): (Option<Contributions>, bool),
         late: Option<Contributions>,
     ) -> (Option<Contributions>, Option<Contributions>) {
         match self.mutant {
             Some(Mutant::UnboundContribution) if given.is_none() && self.rank == 1 => {
                 (Some(Contributions::of(self.free_contribution())), late)
             }
-            Some(Mutant::LostLate) => (given, None),
+            Some(Mutant::LostLate) => (given.filter(|_| was_in_time), None),
             _ => (given, late),
         }
+    }
+
+    /// What the mutant takes a wait for that has ended.
+    #[cfg(test)]
+    fn mutated_wait(&self, awaited: Awaited, ended: &Ended) -> Awaited {
+        let has_forgotten = self.mutant == Some(Mutant::UncountedResult) && awaited.missed(ended) > 0;
+        Awaited { passed: awaited.passed + u64::from(has_forgotten), ..awaited }
     }
 
     /// Goes on with the runs of the active round.

@@ -143,7 +143,7 @@ impl RoundRuns {
     pub(crate) fn mutate(&mut self, mutant: Option<Mutant>) {
         self.mutant = mutant;
         if mutant == Some(Mutant::OtherBit) {
-            self.set.iter_mut().for_each(SetSum::set_bit_of_another_rank);
+            self.set.iter_mut().for_each(SetSum::add_bit_twice);
         }
     }
 

@@ -51,9 +51,9 @@ impl SetSum {
         }
     }
 
-    /// Has rank 0 set the bit of rank 1 in place of its own.
+    /// Has rank 0 add its bit twice.
     #[cfg(test)]
-    pub(crate) fn set_bit_of_another_rank(&mut self) {
+    pub(crate) fn add_bit_twice(&mut self) {
         self.is_mutant = self.place.0 == 0;
     }
 

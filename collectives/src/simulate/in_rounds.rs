@@ -45,6 +45,12 @@ impl RoundsSlices {
 /// Of vectors of so many elements and multiples of them the set is added.
 const SET_SUM_EVERY: usize = 3;
 
+/// Whether the set of rounds of so many ranks is added, and not told by signals.
+pub(crate) fn is_set_added(terms: &Terms, ranks: u32) -> bool {
+    let is_exact = terms.data_type == DataType::F64;
+    !is_set_told(is_exact, ranks, terms.len) || terms.len.is_multiple_of(SET_SUM_EVERY)
+}
+
 /// Makes the rounds of a rank at a place among so many; `None` leaves it to the planner how their
 /// data are reduced. Sums of `f64` are exact.
 ///
@@ -103,10 +109,10 @@ pub(crate) fn make_rounds(
         DataPlans::Combined(plan(data_type, Rounds::data_op(terms), len, variant)?)
     };
     // Some lengths stand for rounds of so many ranks that signals do not tell the set.
-    let set = if is_set_told(is_exact, place.1, len) && !len.is_multiple_of(SET_SUM_EVERY) {
-        None
-    } else {
+    let set = if is_set_added(terms, place.1) {
         Some(SetSum::new(place, plan(DataType::U64, ReduceOp::Sum, set_words, None)?, set_memory))
+    } else {
+        None
     };
     Ok((Rounds::new(place, terms, timeout, (set, data), memory), own))
 }

@@ -576,6 +576,7 @@ mod tests {
     use pleach_schedule::Algorithm;
 
     use super::*;
+    use crate::simulate::in_rounds::is_set_added;
 
     /// A trial on wires that do no more than a round survives, and its outcome.
     fn trial(seed: u64, mutant: Option<Mutant>) -> Result<u64, (Checker, String)> {
@@ -721,32 +722,47 @@ mod tests {
         expect_seeds(150..10_150);
     }
 
+    /// Trials of one kind.
+    type Kind = fn(&Trial) -> bool;
+
     #[test]
     fn each_mutant_is_caught() {
-        for mutant in [
-            Mutant::TornBinding,
-            Mutant::UnboundContribution,
-            Mutant::OtherBit,
-            Mutant::LostLate,
-            Mutant::OtherSet,
-            Mutant::Stale,
-            Mutant::ReusedContribution,
-            Mutant::MuteContribution,
-            Mutant::UnreadyAhead,
-            Mutant::ForgottenCaller,
+        const ANY: Kind = |_| true;
+        const ADDED: Kind = |trial| is_set_added(&trial.terms, trial.ranks);
+        const TOLD: Kind = |trial| !is_set_added(&trial.terms, trial.ranks);
+        const WHOLE: Kind = |trial| trial.terms.data_type == DataType::I64;
+        const CARRIES: Kind = |trial| trial.terms.activation.late_rule() == Late::Carry;
+        const CORRECTS: Kind = |trial| trial.terms.activation.late_rule() == Late::Correct;
+        for (mutant, kinds) in [
+            (Mutant::TornBinding, &[("any terms", ANY)][..]),
+            (Mutant::UnboundContribution, &[("any terms", ANY)]),
+            (Mutant::OtherBit, &[("the set is added", ADDED), ("signals tell it", TOLD)]),
+            (Mutant::LostLate, &[("late ones are carried", CARRIES), ("they are corrected", CORRECTS)]),
+            (Mutant::UncountedResult, &[("any terms", ANY)]),
+            (Mutant::OtherSet, &[("any terms", ANY)]),
+            (Mutant::Stale, &[("any terms", ANY)]),
+            // Digits of exact sums are cut by a window that a contribution must not leave
+            // meanwhile.
+            (Mutant::ReusedContribution, &[("sums of integers", WHOLE)]),
+            (Mutant::MuteContribution, &[("any terms", ANY)]),
+            (Mutant::UnreadyAhead, &[("any terms", ANY)]),
+            (Mutant::ForgottenCaller, &[("any terms", ANY)]),
         ] {
-            let (_, error) = caught(mutant);
-            println!("{mutant:?}: {error}");
+            for (what, is_apt) in kinds {
+                let found = caught(mutant, *is_apt);
+                let (seed, error) = found.unwrap_or_else(|| panic!("{mutant:?}, {what}: it is not caught"));
+                println!("{mutant:?}, {what}: seed {seed}: {error}");
+            }
         }
     }
 
-    fn caught(mutant: Mutant) -> (Checker, String) {
-        let trials = (0..300).map(|seed| new_trial(seed, Some(mutant)));
-        // Digits of exact sums are cut by a window that a contribution must not leave meanwhile.
-        let is_apt =
-            |trial: &Trial| mutant != Mutant::ReusedContribution || trial.terms.data_type == DataType::I64;
-        let caught = trials.filter(is_apt).find_map(|mut trial| trial.outcome().err());
-        caught.unwrap_or_else(|| panic!("{mutant:?} was not caught"))
+    /// The first seed of such a trial whose checkers catch the mutant, and what they say.
+    fn caught(mutant: Mutant, is_apt: Kind) -> Option<(u64, String)> {
+        (0..300).find_map(|seed| {
+            let mut trial = new_trial(seed, Some(mutant));
+            let (_, error) = if is_apt(&trial) { trial.outcome().err()? } else { return None };
+            Some((seed, error))
+        })
     }
 
     #[test]
