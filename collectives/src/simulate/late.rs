@@ -633,6 +633,43 @@ mod tests {
         }
     }
 
+    /// A round that waits for its grace has the ranks that come meanwhile, and none that comes
+    /// later.
+    #[test]
+    fn a_rank_that_comes_within_the_grace_counts() {
+        const GRACE: Duration = Duration::from_micros(200);
+        const BEGIN: Nanos = Nanos(1_000_000);
+        let [soon, barely, late] = [GRACE / 4, GRACE * 9 / 10, GRACE * 11 / 10];
+        for (quorum, grace, after, first) in [
+            (2, GRACE, &[Duration::ZERO, Duration::ZERO, soon, barely, late][..], 0..4),
+            (2, GRACE, &[late, Duration::ZERO, barely, Duration::ZERO, soon], 1..5),
+            (3, GRACE, &[Duration::ZERO, soon, GRACE, GRACE + barely, GRACE + late], 0..4),
+            // Nobody else is waited for when all are there.
+            (2, GRACE, &[Duration::ZERO, Duration::ZERO, soon], 0..3),
+            (2, Duration::ZERO, &[Duration::ZERO, Duration::ZERO, soon], 0..2),
+        ] {
+            let ranks = after.len() as u32;
+            let network = sim::Network::full_mesh(ranks, 100_000_000_000, Duration::from_micros(1));
+            let cluster = Cluster::with(sim::Options::new(network, 0), None, true);
+            let comes = |after: &Duration| {
+                Caller::new(vec![
+                    (Due::At(BEGIN + *after), Step::Contribute),
+                    (Due::At(BEGIN + GRACE * 5), Step::Finish),
+                ])
+            };
+            let callers = after.iter().map(comes).collect();
+            let activation = Activation::quorum(quorum).grace(grace).late(Late::Carry);
+            let terms =
+                Terms { len: 40, data_type: DataType::I64, activation, has_thread: true, can_multiply: true };
+            let mut trial = Trial::of(cluster, Course { terms, staleness_max: 8, variant: None, callers });
+            let rounds = trial.outcome().unwrap_or_else(|(checker, error)| panic!("{checker:?}: {error}"));
+            let given: Vec<Vec<Rank>> =
+                trial.rounds.values().map(|round| round.given.keys().copied().collect()).collect();
+            let late = (0..ranks).filter(|rank| !first.contains(rank)).collect();
+            assert_eq!((rounds, given), (2, vec![first.collect(), late]), "{activation}: {after:?}");
+        }
+    }
+
     /// Far behind the time that is allowed.
     const NEVER: Duration = Duration::from_secs(10_000);
 
