@@ -6,6 +6,7 @@ use pleach_vocabulary::{DataType, ReduceOp};
 use proptest::prelude::*;
 
 use super::{Compute, F8E4M3, F8E5M2, HostCompute, Instructions, Job, SLICE_BYTES, oracle};
+use crate::partial::neutral;
 
 /// The places of the destinations.
 #[derive(Clone, Copy, Debug)]
@@ -255,6 +256,55 @@ fn zeros_infinities_nan_and_subnormal_numbers_meet_each_other_as_ieee_says() {
                 check_contents(case, &contents[..sources]);
             }
         }
+    }
+}
+
+/// Elements with all patterns of bits, of at most 16 bits. Of longer ones, those that begin with
+/// each pattern of 12 bits, and end with zeros, with ones, or with zeros and a one. So there are
+/// the first and the last number of each exponent and sign: zeros, infinities, the largest numbers,
+/// the smallest, and those that are subnormal.
+fn patterns(data_type: DataType) -> Vec<u8> {
+    let (size, bits) = (data_type.bytes(), 8 * data_type.bytes() as u32);
+    let shift = if bits > 16 { bits - 12 } else { 0 };
+    let ends = if shift == 0 { vec![0] } else { vec![0, 1, (1u64 << shift) - 1] };
+    let patterns =
+        (0..1u64 << (bits - shift)).flat_map(|begin| ends.iter().map(move |end| begin << shift | end));
+    patterns.flat_map(|pattern| pattern.to_le_bytes().into_iter().take(size)).collect()
+}
+
+/// The neutral elements of rounds ([`crate::partial`]).
+#[test]
+fn a_neutral_element_leaves_every_other_operand_as_it_is() {
+    every_kind(|data_type, op| {
+        let operands = patterns(data_type);
+        let elements = operands.len() / data_type.bytes();
+        let neutral = neutral(data_type, op).repeat(elements);
+        for instructions in Instructions::available() {
+            for place in 0..3 {
+                let mut contents = vec![neutral.clone(); 3];
+                contents[place].clone_from(&operands);
+                for sources in place.max(1) + 1..=3 {
+                    let case = Case {
+                        data_type,
+                        op,
+                        // An average of one contribution.
+                        divide_by: 1,
+                        sources,
+                        destinations: Destinations::Apart(1),
+                        elements,
+                        misaligned_by: 0,
+                        seed: 0,
+                    };
+                    check_instructions(case, &contents[..sources], &operands, instructions);
+                }
+            }
+        }
+    });
+    for (data_type, op) in
+        [(DataType::F32, ReduceOp::premul_sum(3.0)), (DataType::I32, ReduceOp::premul_sum(3))]
+    {
+        // What was multiplied is added.
+        assert_eq!(neutral(data_type, op), neutral(data_type, ReduceOp::Sum));
     }
 }
 

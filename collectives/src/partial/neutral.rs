@@ -22,7 +22,8 @@ enum Value {
 /// Largest finite value of [`F8E4M3`], which has no infinities.
 const F8E4M3_MAX: f32 = 448.0;
 
-/// The bytes of the neutral element.
+/// The bytes of the neutral element. The tests of the kernels ([`crate::compute`]) combine it with
+/// all kinds of numbers of every type.
 pub(crate) fn neutral(data_type: DataType, op: ReduceOp) -> Vec<u8> {
     let value = match op {
         ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) | ReduceOp::Or | ReduceOp::Xor => Value::Zero,

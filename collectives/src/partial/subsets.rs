@@ -23,8 +23,16 @@ struct Case<T> {
 impl<T: Element> Case<T> {
     /// Compares the result with that of the present ranks alone, bit for bit.
     fn check(&self, group: &Group, name: &str) -> Result<(), CollectiveError> {
+        let found = self.find_difference(group, &neutral(T::DATA_TYPE, self.op))?;
+        assert_eq!(found, None, "{name}, {}", self.op);
+        Ok(())
+    }
+
+    /// Says for which ranks the result has other bits than that of these ranks alone, where the
+    /// others give these elements or none. All ranks find the same.
+    fn find_difference(&self, group: &Group, absent: &[u8]) -> Result<Option<String>, CollectiveError> {
         let ranks = group.world_size();
-        let absent: T = bytemuck::pod_read_unaligned(&neutral(T::DATA_TYPE, self.op));
+        let absent: T = bytemuck::pod_read_unaligned(absent);
         let of_present = group.of_present(LEN, self.op)?;
         for present in 1u32..1 << ranks {
             let is_present = |rank: &Rank| present >> rank & 1 == 1;
@@ -41,12 +49,15 @@ impl<T: Element> Case<T> {
             };
             let expected: Vec<T> = (0..LEN).map(expected).collect();
             let bytes = bytemuck::cast_slice::<T, u8>;
-            let what = format!("{name}, {}, ranks {present:b} of {ranks}", self.op);
-            assert!(bytes(&data) == bytes(&expected), "{what}");
-            assert!(bytes(&left_out.result) == bytes(&expected), "left out: {what}");
-            assert_eq!(left_out.contributors, present, "{what}");
+            if bytes(&data) != bytes(&expected) {
+                return Ok(Some(format!("ranks {present:b} of {ranks}")));
+            }
+            if bytes(&left_out.result) != bytes(&expected) || left_out.contributors != present {
+                let told = left_out.contributors;
+                return Ok(Some(format!("others left out: ranks {present:b} of {ranks}, {told:b} told")));
+            }
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -115,6 +126,26 @@ fn an_absent_rank_changes_no_bit_whatever_the_schedule() {
         let is_packed = |error: &String| error.starts_with("packed:");
         assert!(refused[0].len() == 1 && refused[0].iter().all(is_packed), "{:?}", refused[0]);
     }
+}
+
+/// −0.0 + 0.0 is 0.0.
+#[test]
+fn a_zero_with_the_wrong_sign_is_caught() {
+    let case = Case { op: ReduceOp::Sum, value: |_, _| -0.0, combine: |left: f32, right| left + right };
+    ranks::with_group(
+        Fabric::Shm,
+        3,
+        |_| {},
+        |group| {
+            for name in names("1x3").iter().filter(|name| !name.starts_with("packed")) {
+                let group =
+                    group.with_variant(Algorithm::named(name, Collective::AllReduce).expect("there is one"));
+                let found = |absent: f32| case.find_difference(&group, &absent.to_ne_bytes());
+                assert_eq!(found(-0.0).expect("it fits"), None, "{name}");
+                assert_eq!(found(0.0).expect("it fits").as_deref(), Some("ranks 1 of 3"), "{name}");
+            }
+        },
+    );
 }
 
 #[test]
