@@ -173,7 +173,8 @@ fn an_absent_rank_changes_no_bit_in_a_grid_with_holes() {
 const BLOCK: usize = 4096;
 
 /// What all ranks together read and put in a sum by this algorithm, by the set of the present
-/// ranks; `None` where there is no such algorithm. The results are checked, also those of averages.
+/// ranks; `None` where there is no such algorithm. The results are checked, also those of averages,
+/// which move as much as sums.
 fn traffic(fabric: Fabric, ranks: u32, name: &str) -> Option<Vec<Traffic>> {
     let algorithm = Algorithm::named(name, Collective::AllReduce).expect("there is one");
     let len = BLOCK * ranks as usize;
@@ -201,6 +202,7 @@ fn traffic(fabric: Fabric, ranks: u32, name: &str) -> Option<Vec<Traffic>> {
                     let what = format!("{divisor:?}, {name}, ranks {present:b}");
                     assert!(averaged.result.iter().enumerate().all(is_right), "{what}");
                     assert_eq!(averaged.contributors, present, "{what}");
+                    assert_eq!(averaged.traffic, summed.traffic, "{what}: the divisor costs no pass");
                 }
                 Ok(summed.traffic)
             });
