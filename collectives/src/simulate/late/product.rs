@@ -8,9 +8,10 @@
 //! memory, in turn. The checkers of [`super`] compare sets and sums, and find races. More ranks,
 //! faults and random steps are a matter of the seeds there.
 //!
-//! Over shared memory and TCP the ranks are threads that nothing keeps in step. What each rank
-//! gives is a bit of its own for each step, in elements of its own. So a result says by itself
-//! whose contributions of which steps are in it, whatever the library says of them.
+//! Over shared memory, over TCP, and over both, as on two hosts, the ranks are threads that nothing
+//! keeps in step. What each rank gives is a bit of its own for each step, in elements of its own.
+//! So a result says by itself whose contributions of which steps are in it, whatever the library
+//! says of them.
 //!
 //! Combinations are counted, so none is left out in silence.
 
@@ -291,7 +292,7 @@ fn every_combination_by_the_other_algorithms_is_right_with_every_subset() {
     simulate_every_subset(true);
 }
 
-// ---- Over shared memory and TCP.
+// ---- Over real fabrics.
 
 /// Ranks of a group of threads.
 const THREADS: u32 = 4;
@@ -466,4 +467,9 @@ fn every_combination_is_right_over_shared_memory() {
 #[test]
 fn every_combination_is_right_over_tcp() {
     by_threads(Fabric::Tcp);
+}
+
+#[test]
+fn every_combination_is_right_over_shared_memory_and_tcp() {
+    by_threads(Fabric::Hybrid);
 }
