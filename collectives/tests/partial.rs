@@ -485,27 +485,59 @@ fn a_group_reports_the_rounds_that_it_has_made() {
     assert_eq!(reports[2].counted, [1, 1, 0]);
 }
 
+/// What becomes of the ranks that are not among the contributors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Others {
+    Abstain,
+    ComeLate,
+}
+
+/// Compares a round of these ranks of the group with an all-reduce of a group of their own.
+fn compare_with_part(group: &Group, contributors: &[u32], others: Others, len: usize) {
+    let rank = group.rank();
+    let mut random = Random::new(rank.into());
+    let own: Vec<f32> = (0..len).map(|_| (random.below(1 << 24) as f32).powi(3) * 1e-9).collect();
+    let contributes = contributors.contains(&rank);
+    let part = group.split(Some(u32::from(contributes)), rank).unwrap().expect("a colour was named");
+    let mut expected = own.clone();
+    part.all_reduce(&mut expected, ReduceOp::Sum).unwrap();
+    let activation = Activation::quorum(contributors.len() as u32);
+    let mut rounds = group.partial::<f32>(len, activation).unwrap();
+    if !contributes && others == Others::ComeLate {
+        group.barrier().unwrap();
+    }
+    rounds.contribution().copy_from_slice(&own);
+    let round =
+        if contributes || others == Others::ComeLate { rounds.contribute() } else { rounds.abstain() };
+    let round = round.unwrap();
+    if contributes && others == Others::ComeLate {
+        group.barrier().unwrap();
+    }
+    let what = format!("{contributors:?} of {}, others: {others:?}, {len} elements", group.world_size());
+    assert_eq!(round.contributors().iter().collect::<Vec<_>>(), contributors, "{what}");
+    if contributes {
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert!(bits(round.result()) == bits(&expected), "other bits than without others: {what}");
+    }
+    rounds.finish().unwrap();
+}
+
 #[test]
 fn a_reproducible_result_is_that_of_a_group_of_the_contributors_alone() {
+    const RANKS: u32 = 4;
     let reproducible = |options: &mut Options| options.reproducible = Reproducible::PerWorldSize;
-    ranks::with_group(Fabric::Shm, 4, reproducible, |group| {
-        let rank = group.rank();
-        let mut random = Random::new(rank.into());
-        let own: Vec<f32> = (0..5000).map(|_| (random.below(1 << 24) as f32).powi(3) * 1e-9).collect();
-        let contributes = rank != 1;
-        let part = group.split(Some(u32::from(contributes)), rank).unwrap().expect("a colour was named");
-        let mut expected = own.clone();
-        part.all_reduce(&mut expected, ReduceOp::Sum).unwrap();
-        let mut rounds = group.partial::<f32>(own.len(), Activation::quorum(3)).unwrap();
-        rounds.contribution().copy_from_slice(&own);
-        let round = if contributes { rounds.contribute() } else { rounds.abstain() }.unwrap();
-        assert_eq!(round.contributors().to_string(), "0,2,3");
-        if contributes {
-            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-            assert!(bits(round.result()) == bits(&expected), "other bits than without rank 1");
-        }
-        rounds.finish().unwrap();
-    });
+    for fabric in FABRICS {
+        ranks::with_group(fabric, RANKS, reproducible, |group| {
+            for subset in 1u32..(1 << RANKS) - 1 {
+                let contributors: Vec<u32> = (0..RANKS).filter(|rank| subset >> rank & 1 == 1).collect();
+                let len = if subset % 4 == 1 { 5000 } else { 40 + subset as usize };
+                compare_with_part(&group, &contributors, Others::Abstain, len);
+            }
+            for contributors in [&[0, 1, 3][..], &[1, 2, 3], &[1, 2]] {
+                compare_with_part(&group, contributors, Others::ComeLate, 500);
+            }
+        });
+    }
 }
 
 #[test]
