@@ -32,8 +32,8 @@ fn every_contribution_is_found_again_whoever_is_late_on_every_fabric() {
         assert_eq!(lines.len(), 3, "{lines:?}");
         for line in lines {
             assert_eq!(field(line, "errors"), "0", "{line}");
-            let shown = field(line, "activation").trim_matches('"');
-            assert!(shown.starts_with(activation), "{line}");
+            let [shown, rule] = ["activation", "late"].map(|name| field(line, name).trim_matches('"'));
+            assert!(shown.starts_with(activation) && rule == late, "{line}");
             assert!(number(line, "contributors_mean") >= 1.0 && number(line, "time_us_mean") > 0.0, "{line}");
             assert!(number(line, "ratio_to_all") > 0.0 && number(line, "missed") >= 0.0, "{line}");
         }

@@ -108,12 +108,23 @@ fn top_shows_each_ranks_share_of_rounds_that_wait_for_nobody() {
         let rows = view["ranks"].as_array().expect("is a list");
         // A rank has no training before the end of its first step.
         let are_all_there = rows.iter().all(|row| row["rounds"].is_object() && row["training"].is_object());
-        let are_late = are_all_there && rows.iter().any(|row| row["rounds"]["dropped"].as_u64() > Some(0));
+        let of = |row: &Value, name: &str| row["rounds"][name].as_u64();
+        // What is late is dropped, and each number is read by itself.
+        let is_late = |row: &Value| of(row, "late") > Some(0) && of(row, "dropped") > Some(0);
+        let are_late = are_all_there && rows.iter().any(is_late);
         *seen.borrow_mut() = view.clone();
         are_late
     });
     let view = seen.into_inner();
     let rows = view["ranks"].as_array().expect("is a list");
+    // They are counts since the group was made.
+    let later = wait_for_job(port, 3);
+    for (row, later) in rows.iter().zip(later["ranks"].as_array().expect("is a list")) {
+        for name in ["late", "dropped", "missed"] {
+            let of = |row: &Value| row["rounds"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {row}"));
+            assert!(of(row) <= of(later), "{name}: {row}, then {later}");
+        }
+    }
     let shares: Vec<f64> =
         rows.iter().map(|row| row["rounds"]["share"].as_f64().expect("a number")).collect();
     // Two ranks at least are in each round.
