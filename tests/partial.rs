@@ -3,11 +3,14 @@
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
-use launcher::{field, finish, number, pleach, signal, text, wait_until};
+use launcher::{Folder, field, finish, number, pleach, program, signal, text, wait_until};
+use pleach::partial::{Activation, Own};
+use pleach::{Group, Options};
 use rustix::process::Signal;
 
 fn bench(arguments: &[&str]) -> Output {
@@ -96,12 +99,12 @@ fn pause(time: Duration) {
 
 /// Ranks that are processes of their own; over two fabrics, those of even and of odd numbers are on
 /// different hosts.
-fn start_ranks(fabric: &str, ranks: u32, folder: &Path, arguments: &[&str]) -> Vec<Child> {
+fn start_ranks(command: impl Fn() -> Command, fabric: &str, ranks: u32, folder: &Path) -> Vec<Child> {
     let start = |rank: u32| {
-        let mut command = pleach();
-        command.args(["bench", "partial-all-reduce", "--fabric", fabric, "--json"]).args(arguments);
+        let mut command = command();
         command.env("PLEACH_RANK", rank.to_string()).env("PLEACH_WORLD_SIZE", ranks.to_string());
         command.env("PLEACH_RENDEZVOUS", format!("file://{}/meeting", folder.display()));
+        command.env("PLEACH_FABRIC", fabric);
         if fabric.contains('+') {
             command.env("PLEACH_HOST", format!("host-{}", rank % 2));
         }
@@ -116,9 +119,14 @@ fn a_rank_that_is_stopped_for_a_while_changes_no_result() {
     for (number, fabric) in ["shm", "tcp", "shm+tcp"].into_iter().enumerate() {
         let folder = std::env::temp_dir().join(format!("pleach-partial-{}-{number}", std::process::id()));
         std::fs::create_dir(&folder).expect("the folder is new");
-        let arguments =
-            ["--activation", "quorum:2", "--skew", "one:2ms", "--rounds", "200", "--sizes", "4K,8K"];
-        let ranks = start_ranks(fabric, 3, &folder, &arguments);
+        let bench = || {
+            let mut command = pleach();
+            command.args(["bench", "partial-all-reduce", "--fabric", fabric, "--json"]);
+            command.args(["--activation", "quorum:2", "--skew", "one:2ms", "--rounds", "200"]);
+            command.args(["--sizes", "4K,8K"]);
+            command
+        };
+        let ranks = start_ranks(bench, fabric, 3, &folder);
         let rank = ranks[1].id();
         // Its further threads show that the rank has joined and serves rounds.
         wait_until("rank 1 serves rounds", || {
@@ -141,5 +149,93 @@ fn a_rank_that_is_stopped_for_a_while_changes_no_result() {
         for line in lines {
             assert_eq!(field(line, "errors"), "0", "{fabric}: {line}");
         }
+    }
+}
+
+/// The rank that is killed.
+const KILLED: u32 = 1;
+
+/// One rank of the next test: makes rounds, then waits in one that waits for rank [`KILLED`].
+#[test]
+#[ignore = "a rank of the next test, which starts it"]
+fn rank() {
+    if std::env::var_os("PLEACH_RANK").is_none() {
+        return;
+    }
+    let group = Group::join(&Options::from_env().expect("as the test says")).expect("all come");
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let mut rounds = group.partial::<i64>(1000, Activation::all()).expect("it is the same on all ranks");
+    for _ in 0..5 {
+        rounds.contribution().fill(1);
+        let round = rounds.contribute().expect("all are there");
+        assert_eq!((round.result()[0], round.own()), (i64::from(ranks), Own::Counted));
+    }
+    rounds.contribution().fill(i64::from(rank) + 5);
+    if rank != KILLED {
+        rounds.start_contribute().expect("the group works");
+    }
+    println!("\nREADY");
+    if rank == KILLED {
+        loop {
+            std::thread::park();
+        }
+    }
+    let error = rounds.wait().err().expect("a rank was killed").to_string();
+    for _ in 0..2 {
+        assert_eq!(rounds.contribution(), [i64::from(rank) + 5; 1000]);
+        // It stays so.
+        assert_eq!(rounds.contribute().err().expect("the group has failed").to_string(), error);
+    }
+    println!("\nFAILED {error}");
+}
+
+/// Processes that end with the test, and what they say.
+struct Ranks(Vec<(Child, BufReader<ChildStdout>)>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for (process, _) in &mut self.0 {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// What follows on the next line that begins with this word.
+fn line_of((process, out): &mut (Child, BufReader<ChildStdout>), word: &str) -> String {
+    let mut others = Vec::new();
+    for line in out.lines().map(|line| line.expect("is text")) {
+        match line.strip_prefix(word) {
+            Some(rest) => return rest.trim().to_owned(),
+            None => others.push(line),
+        }
+    }
+    let mut errors = String::new();
+    let _ = process.stderr.take().map(|mut it| it.read_to_string(&mut errors));
+    panic!("it has ended without {word}: {others:?}, {errors}");
+}
+
+#[test]
+fn survivors_of_a_killed_rank_have_the_same_error_and_their_contributions() {
+    for (number, fabric) in ["shm", "tcp", "shm+tcp"].into_iter().enumerate() {
+        let folder = Folder::new(&format!("partial-killed-{number}"));
+        let rank = || {
+            let mut command = program(std::env::current_exe().expect("this program"));
+            command.args(["--ignored", "--exact", "--nocapture", "rank"]);
+            command
+        };
+        let ranks = start_ranks(rank, fabric, 4, &folder.0).into_iter().map(|mut process| {
+            let out = process.stdout.take().expect("is piped");
+            (process, BufReader::new(out))
+        });
+        let mut ranks = Ranks(ranks.collect());
+        for rank in &mut ranks.0 {
+            line_of(rank, "READY");
+        }
+        signal(ranks.0[KILLED as usize].0.id(), Signal::KILL);
+        let survivors = ranks.0.iter_mut().zip(0..).filter(|(_, rank)| *rank != KILLED);
+        let errors: Vec<String> = survivors.map(|(rank, _)| line_of(rank, "FAILED")).collect();
+        assert!(errors.iter().all(|error| *error == errors[0]), "{fabric}: {errors:?}");
+        assert!(errors[0].contains(&format!("rank {KILLED} is lost")), "{fabric}: {}", errors[0]);
     }
 }

@@ -1,5 +1,6 @@
 //! Starting `pleach` in tests, and looking at processes.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -11,7 +12,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The command, without what this process's own environment says about ranks.
 pub(crate) fn pleach() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
+    program(env!("CARGO_BIN_EXE_pleach"))
+}
+
+/// A program, without what this process's own environment says about ranks.
+pub(crate) fn program(path: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
         if ["PLEACH_", "OMPI_", "PMI_", "SLURM_"].iter().any(|prefix| name_text.starts_with(prefix)) {
