@@ -458,31 +458,40 @@ fn a_learned_deadline_waits_for_all_at_first_and_then_leaves_late_ranks_out() {
 
 #[test]
 fn a_group_reports_the_rounds_that_it_has_made() {
-    let reports = with_group(Fabric::Shm, 3, |group| {
-        assert_eq!(group.report().rounds, None);
-        let mut rounds = group.partial::<i64>(1, Activation::quorum(2).late(Late::Drop)).unwrap();
-        come_after_the_others(&group);
-        rounds.contribution()[0] = 1;
-        rounds.contribute().unwrap();
-        have_come(&group);
-        rounds.finish().unwrap();
-        let report = group.report();
-        assert_eq!(report.rounds, Some(rounds.report().unwrap()));
-        let text = report.to_prometheus();
-        let rank = group.rank();
-        let late = u8::from(rank == 2);
-        for line in [
-            format!("pleach_rounds_total{{rank=\"{rank}\"}} 2"),
-            format!("pleach_late_total{{rank=\"{rank}\"}} {late}"),
-            format!("pleach_dropped_total{{rank=\"{rank}\"}} {late}"),
-            format!("pleach_counted_total{{rank=\"{rank}\",peer=\"0\"}} 1"),
-            format!("pleach_counted_total{{rank=\"{rank}\",peer=\"2\"}} 0"),
-        ] {
-            assert!(text.contains(&line), "{line} in {text}");
-        }
-        report.rounds.unwrap()
-    });
-    assert_eq!(reports[2].counted, [1, 1, 0]);
+    for (rule, became) in [(Late::Carry, "carried"), (Late::Drop, "dropped"), (Late::Correct, "corrected")] {
+        let reports = with_group(Fabric::Shm, 3, |group| {
+            assert_eq!(group.report().rounds, None);
+            let mut rounds = group.partial::<i64>(1, Activation::quorum(2).late(rule)).unwrap();
+            come_after_the_others(&group);
+            rounds.contribution()[0] = 1;
+            rounds.contribute().unwrap();
+            have_come(&group);
+            rounds.finish().unwrap();
+            let report = group.report();
+            assert_eq!(report.rounds, Some(rounds.report().unwrap()));
+            let text = report.to_prometheus();
+            let rank = group.rank();
+            let late = u8::from(rank == 2);
+            let of = |name| if name == became { late } else { 0 };
+            for line in [
+                format!("pleach_rounds_total{{rank=\"{rank}\"}} 2"),
+                format!("pleach_late_total{{rank=\"{rank}\"}} {late}"),
+                format!("pleach_carried_total{{rank=\"{rank}\"}} {}", of("carried")),
+                format!("pleach_dropped_total{{rank=\"{rank}\"}} {}", of("dropped")),
+                format!("pleach_corrected_total{{rank=\"{rank}\"}} {}", of("corrected")),
+                format!("pleach_counted_total{{rank=\"{rank}\",peer=\"0\"}} 1"),
+                format!(
+                    "pleach_counted_total{{rank=\"{rank}\",peer=\"2\"}} {}",
+                    u8::from(rule == Late::Carry)
+                ),
+            ] {
+                assert!(text.contains(&line), "{line} in {text}");
+            }
+            assert!(report.to_string().contains(&format!("1 {became}")) == (rank == 2), "{report}");
+            report.rounds.unwrap()
+        });
+        assert_eq!(reports[2].counted, [1, 1, u64::from(rule == Late::Carry)]);
+    }
 }
 
 /// What becomes of the ranks that are not among the contributors.

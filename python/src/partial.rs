@@ -213,8 +213,8 @@ impl Partial {
         self.call(py, out, |raw| raw.finish().map(|round| Taken::of(&round)))
     }
 
-    /// How the rounds went so far: a dictionary with rounds, counted (by rank), late, dropped and
-    /// missed.
+    /// How the rounds went so far: a dictionary with rounds, counted (by rank), late (the sum of
+    /// carried, dropped and corrected), and missed.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let report = py.detach(|| self.raw.lock().unwrap_or_else(PoisonError::into_inner).report());
         let report = report.map_err(|error| exception(py, &self.group, error))?;
@@ -222,7 +222,9 @@ impl Partial {
         fields.set_item("rounds", report.rounds)?;
         fields.set_item("counted", report.counted)?;
         fields.set_item("late", report.late)?;
+        fields.set_item("carried", report.carried)?;
         fields.set_item("dropped", report.dropped)?;
+        fields.set_item("corrected", report.corrected)?;
         fields.set_item("missed", report.missed)?;
         Ok(fields)
     }

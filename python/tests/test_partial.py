@@ -22,7 +22,9 @@ def check_nobody_late(group):
             assert (round.contributors, round.own) == (list(range(n)), "counted")
             assert (round.number, round.missed, round.correction) == (step, 0, None)
         assert rounds.finish().contributors == []
-        assert rounds.report()["counted"] == [3] * n
+        report = rounds.report()
+        assert report.pop("counted") == [3] * n
+        assert report == {"rounds": 4, "late": 0, "carried": 0, "dropped": 0, "corrected": 0, "missed": 0}
 
 
 def check_late(group):
@@ -37,6 +39,7 @@ def check_late(group):
     assert round.contributors == list(range(n - 1))
     assert round.own == ("carried" if rank == n - 1 else "counted")
     last = rounds.finish()
+    assert rounds.report()["carried"] == int(rank == n - 1)
     np.testing.assert_array_equal(last.result, np.full(4, float(n)))
     assert last.contributors == [n - 1]
     np.testing.assert_array_equal(round.result, np.full(4, sum(range(1, n)) / (n - 1)))

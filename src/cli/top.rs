@@ -34,10 +34,11 @@ use crate::cli::output::{print, print_json, rounded, visible};
     The first screen shows rates since the group was made, each later screen rates since the screen before. 'last' counts\n\
     the calls in which a rank came last by 10 us or more, as counted by the rank with the highest count. 'late by' is the\n\
     mean over the ranks that waited. Of partial all-reduces the share of rounds that a rank's contribution is in is shown,\n\
-    and how many of its contributions were late or dropped and results missed. Of a training by a scheme its steps are shown, the\n\
-    share of time without anything to compute, the steps since the last exchange (mean and most), and how far a rank's parameters\n\
-    are from the mean of all. At a rendezvous address the members of the job are shown as by 'pleach members', with the secret of\n\
-    PLEACH_SECRET_FILE. Without a terminal the command prints one snapshot."
+    and how many of its contributions were late, which were carried, dropped or corrected, and how many results it missed.\n\
+    Of a training by a scheme its steps are shown, the share of time without anything to compute, the steps since the last\n\
+    exchange (mean and most), and how far a rank's parameters are from the mean of all. At a rendezvous address the members of\n\
+    the job are shown as by 'pleach members', with the secret of PLEACH_SECRET_FILE. Without a terminal the command prints one\n\
+    snapshot."
 )]
 pub(crate) struct Arguments {
     /// Address of the metrics of rank 0 of each host, where the ports of its other ranks follow, or
@@ -263,7 +264,9 @@ struct ArrivalSkew {
 struct Rounds {
     rounds: f64,
     late: f64,
+    carried: f64,
     dropped: f64,
+    corrected: f64,
     missed: f64,
     /// By rank: the rounds that its contribution is in.
     counted: BTreeMap<Rank, f64>,
@@ -399,6 +402,8 @@ fn read(text: &str) -> Option<(Rank, RankState)> {
             ("waits_for", Some(peer)) => state.waits_for = Some(peer),
             ("rounds_total", _) => state.rounds.get_or_insert_default().rounds = value,
             ("late_total", _) => state.rounds.get_or_insert_default().late = value,
+            ("carried_total", _) => state.rounds.get_or_insert_default().carried = value,
+            ("corrected_total", _) => state.rounds.get_or_insert_default().corrected = value,
             ("dropped_total", _) => state.rounds.get_or_insert_default().dropped = value,
             ("missed_total", _) => state.rounds.get_or_insert_default().missed = value,
             ("counted_total", Some(peer)) => {
@@ -500,10 +505,12 @@ struct TrainingRow {
 struct RoundsRow {
     /// The share of rounds that its contribution is in, by the rank that has seen most rounds.
     share: f64,
-    /// How many of its contributions came too late, how many of these are in no round, and how many
-    /// results it never saw.
+    /// How many of its contributions came too late, what became of them, and how many results it
+    /// never saw.
     late: u64,
+    carried: u64,
     dropped: u64,
+    corrected: u64,
     missed: u64,
 }
 
@@ -542,7 +549,9 @@ fn rounds_row(now: &Snapshot, rank: Rank, state: &RankState) -> Option<RoundsRow
     Some(RoundsRow {
         share: ratio(most.counted.get(&rank).copied().unwrap_or(0.0), most.rounds).min(1.0),
         late: own.late as u64,
+        carried: own.carried as u64,
         dropped: own.dropped as u64,
+        corrected: own.corrected as u64,
         missed: own.missed as u64,
     })
 }
@@ -658,7 +667,9 @@ impl View {
                 "rounds": row.rounds.as_ref().map(|rounds| json!({
                     "share": rounded(rounds.share, 4),
                     "late": rounds.late,
+                    "carried": rounds.carried,
                     "dropped": rounds.dropped,
+                    "corrected": rounds.corrected,
                     "missed": rounds.missed
                 })),
                 "training": row.training.as_ref().map(|training| json!({
@@ -736,12 +747,16 @@ impl fmt::Display for View {
         if in_rounds().next().is_some() {
             writeln!(
                 formatter,
-                "\n{:<6} {:>10} {:>9} {:>8} {:>12}",
-                "rank", "in rounds", "late", "dropped", "missed"
+                "\n{:<6} {:>10} {:>9} {:>8} {:>8} {:>9} {:>12}",
+                "rank", "in rounds", "late", "carried", "dropped", "corrected", "missed"
             )?;
         }
-        for (rank, RoundsRow { share, late, dropped, missed }) in in_rounds() {
-            writeln!(formatter, "{rank:<6} {:>9.1}% {late:>9} {dropped:>8} {missed:>12}", share * 100.0)?;
+        for (rank, RoundsRow { share, late, carried, dropped, corrected, missed }) in in_rounds() {
+            writeln!(
+                formatter,
+                "{rank:<6} {:>9.1}% {late:>9} {carried:>8} {dropped:>8} {corrected:>9} {missed:>12}",
+                share * 100.0
+            )?;
         }
         let in_training = || self.ranks.iter().filter_map(|row| Some((row.rank, row.training.as_ref()?)));
         if in_training().next().is_some() {
@@ -823,15 +838,19 @@ mod scrape_tests {
         assert_eq!((calls.calls, calls.bytes), (7.0, 0.0));
         assert_eq!(state.peers[&3].sum_s, 0.5);
         let text = "pleach_world_size{rank=\"1\"} 2\npleach_rounds_total{rank=\"1\"} 8\n\
-            pleach_late_total{rank=\"1\"} 5\npleach_dropped_total{rank=\"1\"} 3\npleach_missed_total{rank=\"1\"} 1\n\
+            pleach_late_total{rank=\"1\"} 6\npleach_carried_total{rank=\"1\"} 2\npleach_dropped_total{rank=\"1\"} 3\n\
+            pleach_corrected_total{rank=\"1\"} 1\npleach_missed_total{rank=\"1\"} 1\n\
             pleach_counted_total{rank=\"1\",peer=\"0\"} 8\npleach_counted_total{rank=\"1\",peer=\"1\"} 2\n";
         let (rank, state) = read(text).unwrap();
         let snapshot = Snapshot { at: Nanos(0), ranks: [(rank, state)].into() };
         let view = View::new(&snapshot, None);
-        let row = RoundsRow { share: 0.25, late: 5, dropped: 3, missed: 1 };
+        let row = RoundsRow { share: 0.25, late: 6, carried: 2, dropped: 3, corrected: 1, missed: 1 };
         assert_eq!(view.ranks[0].rounds, Some(row));
         assert!(view.to_string().contains("in rounds") && view.to_string().contains("25.0%"), "{view}");
-        assert_eq!(view.to_json()["ranks"][0]["rounds"]["missed"], 1);
+        let expected = json!({
+            "share": 0.25, "late": 6, "carried": 2, "dropped": 3, "corrected": 1, "missed": 1
+        });
+        assert_eq!(view.to_json()["ranks"][0]["rounds"], expected);
         assert_eq!(view.ranks[0].training, None);
         let at = |steps: u64, waiting: f64| {
             let text = format!(

@@ -49,7 +49,13 @@ impl Report {
         for (name, what, number) in [
             ("rounds_total", "Rounds of partial all-reduces that have ended.", rounds.rounds),
             ("late_total", "Contributions of this rank that came too late for their round.", rounds.late),
+            ("carried_total", "Late contributions that were carried to a later round.", rounds.carried),
             ("dropped_total", "Contributions of this rank that are in no round.", rounds.dropped),
+            (
+                "corrected_total",
+                "Late contributions that were given to the correction of a later round.",
+                rounds.corrected,
+            ),
             ("missed_total", "Results of rounds that this rank never saw.", rounds.missed),
         ] {
             head(text, name, "counter", what)?;

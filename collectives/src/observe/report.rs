@@ -160,10 +160,15 @@ impl fmt::Display for Report {
             let times = times.map(|time| format!("{:>10}", ShortDuration(time))).join(" ");
             writeln!(formatter, "{rank:<6} {last:>10} {:>10} {times}", arrival_skew.count())?;
         }
-        let Some(PartialReport { rounds, counted, late, dropped, missed }) = &self.rounds else {
+        let Some(PartialReport { rounds, counted, late, carried, dropped, corrected, missed }) = &self.rounds
+        else {
             return Ok(());
         };
-        writeln!(formatter, "{rounds} rounds, this rank: {late} late, {dropped} dropped, {missed} missed")?;
+        writeln!(
+            formatter,
+            "{rounds} rounds, this rank: {late} late ({carried} carried, {dropped} dropped, {corrected} \
+             corrected), {missed} missed"
+        )?;
         for (rank, counted) in counted.iter().enumerate() {
             let share = 100.0 * *counted as f64 / (*rounds).max(1) as f64;
             writeln!(formatter, "{rank:<6} {counted:>10} {share:>9.1}%")?;

@@ -10,6 +10,7 @@ use pleach_transport::mutex::lock;
 use pleach_vocabulary::Rank;
 
 use super::add;
+use crate::partial::Own;
 
 /// The counters of one partial all-reduce; see the module.
 #[derive(Debug)]
@@ -17,8 +18,9 @@ pub(crate) struct RoundCounters {
     rounds: AtomicU64,
     /// By rank.
     counted: Box<[AtomicU64]>,
-    late: AtomicU64,
+    carried: AtomicU64,
     dropped: AtomicU64,
+    corrected: AtomicU64,
     missed: AtomicU64,
 }
 
@@ -31,10 +33,15 @@ pub struct PartialReport {
     pub rounds: u64,
     /// By rank: the number of these rounds that have its contribution.
     pub counted: Vec<u64>,
-    /// The number of contributions of this rank that came too late for their round.
+    /// The number of contributions of this rank that came too late for their round: the sum of the
+    /// three numbers below.
     pub late: u64,
+    /// The number of late contributions that were carried to a later round.
+    pub carried: u64,
     /// The number of late contributions that were dropped.
     pub dropped: u64,
+    /// The number of late contributions that were given to the correction of a later round.
+    pub corrected: u64,
     /// The number of results that the caller of this rank never saw.
     pub missed: u64,
 }
@@ -45,8 +52,9 @@ impl RoundCounters {
         Self {
             rounds: counter(),
             counted: (0..ranks).map(|_| counter()).collect(),
-            late: counter(),
+            carried: counter(),
             dropped: counter(),
+            corrected: counter(),
             missed: counter(),
         }
     }
@@ -57,20 +65,27 @@ impl RoundCounters {
         contributors.filter_map(|rank| self.counted.get(rank as usize)).for_each(|counted| add(counted, 1));
     }
 
-    /// Counts a round that the caller has seen.
-    pub(crate) fn seen(&self, late: u64, dropped: u64, missed: u64) {
-        add(&self.late, late);
-        add(&self.dropped, dropped);
+    /// Counts a round that the caller has seen, and what its own contribution became.
+    pub(crate) fn seen(&self, own: Own, missed: u64) {
+        match own {
+            Own::Carried => add(&self.carried, 1),
+            Own::Dropped => add(&self.dropped, 1),
+            Own::Corrected => add(&self.corrected, 1),
+            Own::Counted | Own::Abstained => {}
+        }
         add(&self.missed, missed);
     }
 
     pub(crate) fn report(&self) -> PartialReport {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let [carried, dropped, corrected] = [&self.carried, &self.dropped, &self.corrected].map(read);
         PartialReport {
             rounds: read(&self.rounds),
             counted: self.counted.iter().map(read).collect(),
-            late: read(&self.late),
-            dropped: read(&self.dropped),
+            late: carried + dropped + corrected,
+            carried,
+            dropped,
+            corrected,
             missed: read(&self.missed),
         }
     }
@@ -79,12 +94,14 @@ impl RoundCounters {
 impl PartialReport {
     /// Adds the counts of other rounds of the same group.
     fn add(&mut self, other: &Self) {
-        let Self { rounds, counted, late, dropped, missed } = other;
+        let Self { rounds, counted, late, carried, dropped, corrected, missed } = other;
         self.rounds += rounds;
         self.counted.resize(counted.len(), 0);
         self.counted.iter_mut().zip(counted).for_each(|(sum, counted)| *sum += counted);
         self.late += late;
+        self.carried += carried;
         self.dropped += dropped;
+        self.corrected += corrected;
         self.missed += missed;
     }
 }
@@ -133,13 +150,14 @@ mod tests {
         let of_group = RoundsOfGroup::default();
         assert_eq!(of_group.report(), None);
         let going = of_group.begin(2);
-        for _ in 0..3 {
+        for own in [Own::Carried, Own::Corrected, Own::Carried] {
             let counters = of_group.begin(2);
             counters.ended([1].into_iter());
-            counters.seen(1, 0, 2);
+            counters.seen(own, 2);
         }
         going.ended([0, 1].into_iter());
-        let expected = PartialReport { rounds: 4, counted: vec![1, 4], late: 3, dropped: 0, missed: 6 };
+        let late = PartialReport { late: 3, carried: 2, dropped: 0, corrected: 1, ..Default::default() };
+        let expected = PartialReport { rounds: 4, counted: vec![1, 4], missed: 6, ..late };
         assert_eq!(of_group.report(), Some(expected));
         assert_eq!(lock(&of_group.0).going.len(), 2, "the last of those that are over, and one that goes on");
     }

@@ -424,10 +424,7 @@ impl Rounds {
         (self.awaited, self.read) = (None, Some(ended.result));
         #[cfg(test)]
         let awaited = self.mutated_wait(awaited, &ended);
-        let missed = awaited.missed(&ended);
-        let is_late = matches!(awaited.own, Own::Carried | Own::Corrected | Own::Dropped);
-        let (late, dropped) = (u64::from(is_late), u64::from(awaited.own == Own::Dropped));
-        self.counters.seen(late, dropped, missed);
+        self.counters.seen(awaited.own, awaited.missed(&ended));
         self.seen = ended.number + 1;
         self.passed = ended.results_before + u64::from(ended.has_result());
         self.pass_skipped();
