@@ -36,7 +36,8 @@ pub(crate) struct Round {
     number: u64,
     /// How many results this rank has missed since the round before.
     missed: u64,
-    /// With late="correct": the ranks whose late contributions are reduced apart, and the sum.
+    /// With late="correct": the ranks whose late contributions are reduced apart, and the sum: the
+    /// array that was given for it, or a new one.
     correction: Option<(Vec<u32>, Py<PyAny>)>,
 }
 
@@ -92,31 +93,42 @@ impl Taken {
     }
 }
 
+/// An array of the caller, and its memory.
+type Place = (Memory, Py<PyAny>);
+
 impl Partial {
     pub(crate) fn new(raw: RawPartial, group: Arc<Inner>, shape: Vec<usize>, element: ElementType) -> Self {
         Self { raw: Mutex::new(raw), group, shape, element }
     }
 
-    /// Makes a call without the GIL, if no other thread makes one. The result goes to `out`, if
-    /// there is one.
-    fn call(
+    /// Makes a call without the GIL, if no other thread makes one.
+    fn alone<R: Send>(
         &self,
         py: Python<'_>,
-        out: Option<Bound<'_, PyAny>>,
-        make: impl FnOnce(&mut RawPartial) -> Result<Taken, PartialError> + Send,
-    ) -> PyResult<Round> {
-        let out =
-            out.map(|out| self.memory_of(&out, "out").map(|memory| (out.unbind(), memory))).transpose()?;
-        let taken = py.detach(|| match self.raw.try_lock() {
+        make: impl FnOnce(&mut RawPartial) -> Result<R, PartialError> + Send,
+    ) -> PyResult<R> {
+        let made = py.detach(|| match self.raw.try_lock() {
             Ok(mut raw) => Some(make(&mut raw)),
             Err(TryLockError::Poisoned(poisoned)) => Some(make(&mut poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         });
-        let Some(taken) = taken else {
+        let Some(made) = made else {
             return Err(argument(py, "another thread is in a call of these rounds; make one call at a time"));
         };
-        let taken = taken.map_err(|error| exception(py, &self.group, error))?;
-        let array = |bytes: &[u8]| self.array(py, bytes);
+        made.map_err(|error| exception(py, &self.group, error))
+    }
+
+    /// Makes a call that gives a round, as [`Partial::alone`]. The result and the correction go to
+    /// `into`, where something is there for them.
+    fn call(
+        &self,
+        py: Python<'_>,
+        into: [Option<Bound<'_, PyAny>>; 2],
+        make: impl FnOnce(&mut RawPartial) -> Result<Taken, PartialError> + Send,
+    ) -> PyResult<Round> {
+        let [out, late] = into;
+        let (out, late) = (self.place_of(out, "out")?, self.place_of(late, "correction")?);
+        let taken = self.alone(py, make)?;
         let own = match taken.own {
             Own::Counted => "counted",
             Own::Carried => "carried",
@@ -125,18 +137,11 @@ impl Partial {
             _ => "abstained",
         };
         let correction = match taken.correction {
-            Some((set, sum)) => Some((set.iter().collect(), array(&sum)?)),
+            Some((set, sum)) => Some((set.iter().collect(), self.put(py, late, &sum)?)),
             None => None,
         };
-        let result = match out {
-            Some((out, memory)) => {
-                copy_into(&memory, &taken.result);
-                out
-            }
-            None => array(&taken.result)?,
-        };
         Ok(Round {
-            result,
+            result: self.put(py, out, &taken.result)?,
             contributors: taken.contributors.iter().collect(),
             own,
             number: taken.number,
@@ -145,8 +150,17 @@ impl Partial {
         })
     }
 
-    /// A new array of these bytes.
-    fn array(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<Py<PyAny>> {
+    /// Where the caller wants something to be put.
+    fn place_of(&self, place: Option<Bound<'_, PyAny>>, what: &'static str) -> PyResult<Option<Place>> {
+        place.map(|place| Ok((self.memory_of(&place, what)?, place.unbind()))).transpose()
+    }
+
+    /// The caller's array with these bytes, or a new one.
+    fn put(&self, py: Python<'_>, place: Option<Place>, bytes: &[u8]) -> PyResult<Py<PyAny>> {
+        if let Some((memory, array)) = place {
+            copy_into(&memory, bytes);
+            return Ok(array);
+        }
         let (array, memory) = Group::new_array(py, &self.shape, self.element)?;
         assert_eq!(memory.count * self.element.bytes(), bytes.len(), "the array has the shape of the rounds");
         copy_into(&memory, bytes);
@@ -155,7 +169,7 @@ impl Partial {
 
     /// The memory of an array with the shape and type of the rounds.
     fn memory_of(&self, data: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Memory> {
-        let memory = Memory::of(data, what, what == "out")?;
+        let memory = Memory::of(data, what, what != "data")?;
         if memory.shape() == self.shape && memory.element == self.element {
             return Ok(memory);
         }
@@ -168,6 +182,18 @@ impl Partial {
         );
         Err(argument(data.py(), text))
     }
+}
+
+/// Copies an array into the next contribution.
+///
+/// # Safety
+///
+/// At `address` is an array as long as the contribution.
+unsafe fn fill(raw: &mut RawPartial, address: usize) {
+    let into = raw.contribution();
+    let from = std::ptr::with_exposed_provenance::<u8>(address);
+    // SAFETY: the caller's promise; a contribution is memory of the rounds' own.
+    unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
 }
 
 /// Copies bytes into an array, which is as long.
@@ -184,33 +210,45 @@ impl Partial {
     /// Contributes ``data``, which must have the shape and type of the rounds and is copied.
     /// Returns the round that counts the contribution. If the contribution came too late, returns
     /// the newest round that was made without it. The result is copied to ``out``, which may be
-    /// ``data``, or to a new array.
-    #[pyo3(signature = (data, *, out=None))]
-    fn contribute(&self, data: &Bound<'_, PyAny>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
+    /// ``data``, or to a new array, and so is a correction to ``correction``.
+    #[pyo3(signature = (data, *, out=None, correction=None))]
+    fn contribute(
+        &self,
+        data: &Bound<'_, PyAny>,
+        out: Option<Bound<'_, PyAny>>,
+        correction: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Round> {
         let memory = self.memory_of(data, "data")?;
         let address = memory.address;
-        self.call(data.py(), out, move |raw| {
-            let into = raw.contribution();
-            let from = std::ptr::with_exposed_provenance::<u8>(address);
-            // SAFETY: `memory` keeps the array, whose length was looked at; a contribution is
-            // memory of the rounds' own.
-            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        self.call(data.py(), [out, correction], move |raw| {
+            // SAFETY: `memory` keeps the array, whose length was looked at.
+            unsafe { fill(raw, address) };
             raw.contribute().map(|round| Taken::of(&round))
         })
     }
 
     /// Abstains from the next round. No rank waits for this rank until it contributes again.
     /// Returns a round as ``contribute`` does.
-    #[pyo3(signature = (*, out=None))]
-    fn abstain(&self, py: Python<'_>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
-        self.call(py, out, |raw| raw.abstain().map(|round| Taken::of(&round)))
+    #[pyo3(signature = (*, out=None, correction=None))]
+    fn abstain(
+        &self,
+        py: Python<'_>,
+        out: Option<Bound<'_, PyAny>>,
+        correction: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Round> {
+        self.call(py, [out, correction], |raw| raw.abstain().map(|round| Taken::of(&round)))
     }
 
     /// Makes no further contribution, and takes part in rounds until all ranks have finished.
     /// Returns the last round, whose result has the late contributions that were still carried.
-    #[pyo3(signature = (*, out=None))]
-    fn finish(&self, py: Python<'_>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
-        self.call(py, out, |raw| raw.finish().map(|round| Taken::of(&round)))
+    #[pyo3(signature = (*, out=None, correction=None))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        out: Option<Bound<'_, PyAny>>,
+        correction: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Round> {
+        self.call(py, [out, correction], |raw| raw.finish().map(|round| Taken::of(&round)))
     }
 
     /// How the rounds went so far: a dictionary with rounds, counted (by rank), late (the sum of

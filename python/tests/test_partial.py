@@ -45,6 +45,27 @@ def check_late(group):
     np.testing.assert_array_equal(round.result, np.full(4, sum(range(1, n)) / (n - 1)))
 
 
+def check_corrections(group):
+    n, rank = group.world_size, group.rank
+    rounds = group.partial(2, "float64", f"quorum:{n - 1}", late="correct")
+    if rank == n - 1:
+        group.barrier()  # the round of the others has ended
+    assert rounds.contribute(np.full(2, rank + 1.0)).own == ("corrected" if rank == n - 1 else "counted")
+    if rank != n - 1:
+        group.barrier()
+    late = np.zeros(2)
+    last = rounds.finish(correction=late)
+    assert last.contributors == [] and last.correction[0] == [n - 1]
+    assert last.correction[1] is late
+    np.testing.assert_array_equal(late, np.full(2, float(n)))
+    report, is_late = rounds.report(), int(rank == n - 1)
+    assert (report["late"], report["carried"], report["dropped"], report["corrected"]) == (is_late, 0, 0, is_late)
+    rounds = group.partial(2, "float64", "quorum:1", late="correct")
+    with pytest.raises(pleach.ArgumentError, match=r"correction has shape \[3\]"):
+        rounds.contribute(np.zeros(2), correction=np.zeros(3))
+    rounds.finish()
+
+
 def check_operations_and_outputs(group):
     n, rank = group.world_size, group.rank
     data = np.full(3, rank + 1.0)
@@ -170,6 +191,7 @@ def check_bad_input(group):
     [
         check_nobody_late,
         check_late,
+        check_corrections,
         check_operations_and_outputs,
         check_differences,
         check_threads,

@@ -136,13 +136,17 @@ class GroupChecks(Check):
         report = rounds.report()
         assert report["counted"][0] >= 3 and report["counted"][last] <= report["rounds"] - 3, report
         assert report["dropped"] == report["late"] and (self.rank != last or report["late"] > 0), report
+
+        def contribute(rounds, length=2):
+            rounds._contribute(0, torch.ones(length), [torch.ones(length)])
+
         for wrong, text in [
             ("some", "all solo majority"),
             ("quorum:0", "name 1 to"),
             (f"quorum:{self.size + 1}", "never"),
             ("deadline:0s", "deadline above zero"),
         ]:
-            error = refused(ValueError, lambda: pleach.torch.PartialAllReduce(wrong)._contribute(0, torch.ones(2)))
+            error = refused(ValueError, lambda: contribute(pleach.torch.PartialAllReduce(wrong)))
             assert text in str(error), error
         # What differs between ranks is refused on all of them, and both ways are named.
         first = self.rank == 0
@@ -154,24 +158,73 @@ class GroupChecks(Check):
                 ("divisor: world", "divisor: contributors"),
             ),
         ]:
-            error = refused(ValueError, lambda: mine._contribute(0, torch.ones(2)))
+            error = refused(ValueError, lambda: contribute(mine))
             assert all(name in str(error) for name in names), error
         rounds = pleach.torch.PartialAllReduce("all")
-        error = refused(ValueError, lambda: rounds._contribute(0, torch.ones(2 if first else 3)))
+        error = refused(ValueError, lambda: contribute(rounds, 2 if first else 3))
         assert "2 f32 (sum)" in str(error) and "3 f32 (sum)" in str(error), error
+
+    def check_late_gradients_count_once(self):
+        """Each rank gets every late gradient once: in a later step, from new buckets too, or at the end."""
+        last = self.size - 1
+        for late in ("carry", "correct", "drop"):
+            torch.manual_seed(3)
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3).to(torch.float64))
+            rounds = pleach.torch.PartialAllReduce(f"quorum:{last}", late=late, divisor="world")
+            model.register_comm_hook(rounds, pleach.torch.partial_all_reduce)
+            parameters = list(model.module.parameters())
+            total = [torch.zeros_like(parameter) for parameter in parameters]
+
+            def step(value):
+                model.zero_grad()
+                model(torch.full((2, 5), value, dtype=torch.float64)).sum().backward()
+                for sum, parameter in zip(total, parameters):
+                    sum += parameter.grad
+
+            def late_at_first(*arguments):
+                """Rounds of which the others have made one without this rank, which they met to make them."""
+                del comm.partial
+                made = comm.partial(*arguments)
+                dist.barrier(self.gloo)
+                return made
+
+            comm = rounds._group._comm
+            if self.rank == last:
+                comm.partial = late_at_first
+            # DDP makes its buckets anew after the first step, of the same length in another order.
+            for number in range(4):
+                if self.rank == last and number >= 2:
+                    # The others have made this step without this rank.
+                    dist.barrier(self.gloo)
+                step(10.0 ** (number + 1))
+                if self.rank != last and number != 1:
+                    dist.barrier(self.gloo)
+                dist.barrier(self.gloo)
+            left = rounds.finish()
+            report = rounds.report()
+            assert report["missed"] == 0 and (self.rank != last or report["late"] >= 3), report
+            if late == "drop":
+                assert left == {}, left
+                continue
+            assert set(left) == set(parameters), left
+            for sum, parameter, gradient in zip(total, parameters, (22220.0, 8.0)):
+                assert left[parameter].shape == parameter.shape
+                # A weight has twice the values of a step as its gradient, a bias 2.
+                expected = torch.full_like(parameter, gradient)
+                torch.testing.assert_close(sum + left[parameter], expected, rtol=1e-12, atol=0)
 
     def check_a_rank_that_leaves_partial_rounds(self):
         """A rank that drops its rounds ends those of the others with its name, and the gradient stays."""
         last = self.size - 1
         rounds = pleach.torch.PartialAllReduce("all")
-        gradient = torch.full((3,), self.rank + 1.0)
-        rounds._contribute(0, gradient)
+        gradient, parameters = torch.full((3,), self.rank + 1.0), [torch.ones(3)]
+        rounds._contribute(0, gradient, parameters)
         torch.testing.assert_close(gradient, torch.full((3,), (self.size + 1) / 2))
         dist.barrier(self.gloo)
         if self.rank == last:
-            rounds._rounds.clear()
+            rounds._buckets.clear()
         else:
-            error = refused(pleach.torch.PleachError, lambda: rounds._contribute(0, gradient))
+            error = refused(pleach.torch.PleachError, lambda: rounds._contribute(0, gradient, parameters))
             assert f"rank {last} has closed the group" in str(error), error
             torch.testing.assert_close(gradient, torch.full((3,), (self.size + 1) / 2))
         dist.barrier(self.gloo)

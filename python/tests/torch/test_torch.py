@@ -32,8 +32,8 @@ GROUP_STARTS = [
     (2, [*ANY_SOURCE, "monitored_barriers_leave_the_store_as_it_is"]),
     (4, ["limits", "monitored_barrier_with_two_missing", *ANY_SOURCE]),
     (4, ["split_group", "objects_of_messages", "overlapping_memory", "coalesced_calls_are_under_way_together", "monitored_barriers_leave_the_store_as_it_is", "abort"]),
-    (2, ["partial_all_reduce", "a_rank_that_leaves_partial_rounds"]),
-    (4, ["partial_all_reduce", "a_rank_that_leaves_partial_rounds"]),
+    (2, ["partial_all_reduce", "late_gradients_count_once", "a_rank_that_leaves_partial_rounds"]),
+    (4, ["partial_all_reduce", "late_gradients_count_once", "a_rank_that_leaves_partial_rounds"]),
     (2, ["compile"]),
     (3, ["callbacks_that_wait"]),
 ]
