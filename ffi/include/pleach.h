@@ -22,8 +22,12 @@
 /* A configuration of a partial all-reduce whose values are all the defaults. */
 #define PLEACH_PARTIAL_CONFIG_INITIALIZER { sizeof(pleachPartialConfig_t), 0, 0, 0, 0, 0 }
 
-/* A round to be filled by pleachPartialContribute, pleachPartialAbstain or pleachPartialFinish. */
+/* A round to be filled by pleachPartialContribute, pleachPartialWait, pleachPartialAbstain or
+ * pleachPartialFinish. */
 #define PLEACH_ROUND_INITIALIZER { sizeof(pleachRound_t), 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* A struct to be filled by pleachPartialGetReport. */
+#define PLEACH_PARTIAL_REPORT_INITIALIZER { sizeof(pleachPartialReport_t), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* The limits and the patience of a session, all of them the defaults. */
 #define PLEACH_ELASTIC_INITIALIZER { sizeof(pleachElastic_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -583,11 +587,35 @@ typedef struct {
   // The combined contributions, divided as the configuration says: `count` elements, with the
   // same bits on all ranks.
   const void *result;
-  // With pleachLateCorrect, the combined contributions that came too late for an earlier round,
+  // With pleachLateCorrect, the combined contributions that came too late for the round before,
   // divided as the result is. NULL if all ranks were in the round before, or if there was no
   // round before.
   const void *correction;
 } pleachRound_t;
+
+// The counts of the rounds of a partial all-reduce at this rank, since it was made. Begin with
+// PLEACH_PARTIAL_REPORT_INITIALIZER, which sets `size`.
+typedef struct {
+  // sizeof(pleachPartialReport_t).
+  size_t size;
+  // The number of rounds that have ended at this rank.
+  uint64_t rounds;
+  // The number of contributions of this rank that came too late for their round: the sum of the
+  // three numbers below.
+  uint64_t late;
+  // The number of late contributions that were carried to a later round.
+  uint64_t carried;
+  // The number of late contributions that were dropped.
+  uint64_t dropped;
+  // The number of late contributions that were given to the correction of a later round.
+  uint64_t corrected;
+  // The number of results that this rank has never seen.
+  uint64_t missed;
+  // The number of ranks.
+  int ranks;
+  // 0.
+  int reserved;
+} pleachPartialReport_t;
 
 // A session: this process's membership in a job that makes steps. NULL is no session.
 typedef pleachSession *pleachSession_t;
@@ -2204,9 +2232,9 @@ pleachResult_t pleachPartialInit(pleachPartial_t *partial,
 // the caller writes.
 //
 // Ownership: `data` is NULL or points to a pointer. The memory is the library's; the caller may
-// read and write it until pleachPartialContribute or pleachPartialDestroy. The next contribution
-// may have another address. Threads: any; a call of a second thread at the same time is refused.
-// Blocks: no.
+// read and write it until pleachPartialContribute, pleachPartialStartContribute or
+// pleachPartialDestroy. The next contribution may have another address. Threads: any; a call of a
+// second thread at the same time is refused. Blocks: no.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such partial
 // all-reduce; pleachInvalidUsage if another thread is in a call on the partial all-reduce;
@@ -2219,18 +2247,52 @@ pleachResult_t pleachPartialContribution(pleachPartial_t partial, void **data);
 //
 // Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 // result and correction are the library's; the caller may read them until the next
-// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
-// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
+// pleachPartialContribute, pleachPartialStartContribute, pleachPartialAbstain, pleachPartialFinish
+// or pleachPartialDestroy. Threads: any; a call of a second thread at the same time is refused.
+// Blocks: until the round has ended. It waits for a rank at most the timeout that the communicator
+// had at pleachPartialInit.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 // is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
 // pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
-// it, or this process is a forked child; pleachTimeout if a rank that the round waits for is late;
-// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// it or has started a contribution, or this process is a forked child; pleachTimeout if a rank
+// that the round waits for is late; pleachRemoteError if a rank is lost, has left, has aborted or
+// has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialContribute(pleachPartial_t partial, pleachRound_t *round);
+
+// Contributes to the next round, and does not wait for it. pleachPartialWait waits. Meanwhile
+// pleachPartialContribution gives other memory, where the next contribution can be computed.
+//
+// Ownership: the memory of the contribution goes back to the library. Threads: any; a call of a
+// second thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is in a call
+// on the partial all-reduce, this rank has finished it or has started a contribution, or this
+// process is a forked child; pleachTimeout or pleachRemoteError if the rounds have failed, as
+// pleachPartialContribute says; pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialStartContribute(pleachPartial_t partial);
+
+// Waits for the round of the contribution that pleachPartialStartContribute has handed over.
+// Stores a round as pleachPartialContribute does. After a failure the contribution is in the
+// memory that pleachPartialContribution gives, in place of what was written there meanwhile.
+//
+// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+// result and correction are the library's; the caller may read them until the next
+// pleachPartialContribute, pleachPartialStartContribute, pleachPartialAbstain, pleachPartialFinish
+// or pleachPartialDestroy. Threads: any; a call of a second thread at the same time is refused.
+// Blocks: until the round has ended. It waits for a rank at most the timeout that the communicator
+// had at pleachPartialInit.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if no contribution was started, another thread is in a call on the partial
+// all-reduce, or this process is a forked child; pleachTimeout if a rank that the round waits for
+// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
 // pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
 // of the library.
-pleachResult_t pleachPartialContribute(pleachPartial_t partial, pleachRound_t *round);
+pleachResult_t pleachPartialWait(pleachPartial_t partial, pleachRound_t *round);
 
 // Abstains from the next round. No rank waits for this rank until it contributes again. If all
 // ranks abstain from one round, the ranks that wait for the round get pleachInvalidUsage. Stores a
@@ -2238,17 +2300,18 @@ pleachResult_t pleachPartialContribute(pleachPartial_t partial, pleachRound_t *r
 //
 // Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 // result and correction are the library's; the caller may read them until the next
-// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
-// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
+// pleachPartialContribute, pleachPartialStartContribute, pleachPartialAbstain, pleachPartialFinish
+// or pleachPartialDestroy. Threads: any; a call of a second thread at the same time is refused.
+// Blocks: until the round has ended. It waits for a rank at most the timeout that the communicator
+// had at pleachPartialInit.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 // is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
 // pleachGroupEnd, if all ranks have abstained from the round, another thread is in a call on the
-// partial all-reduce, this rank has finished it, or this process is a forked child; pleachTimeout
-// if a rank that the round waits for is late; pleachRemoteError if a rank is lost, has left, has
-// aborted or has broken the protocol; pleachSystemError if the system refuses memory or a thread;
-// pleachInternalError after a mistake of the library.
+// partial all-reduce, this rank has finished it or has started a contribution, or this process is
+// a forked child; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a
+// rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the system
+// refuses memory or a thread; pleachInternalError after a mistake of the library.
 pleachResult_t pleachPartialAbstain(pleachPartial_t partial, pleachRound_t *round);
 
 // Makes no further contribution, and takes part in the rounds of other ranks until all ranks have
@@ -2264,10 +2327,10 @@ pleachResult_t pleachPartialAbstain(pleachPartial_t partial, pleachRound_t *roun
 // Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 // is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
 // pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
-// it before, or this process is a forked child; pleachTimeout if a rank that the round waits for
-// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
-// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
-// of the library.
+// it before or has started a contribution, or this process is a forked child; pleachTimeout if a
+// rank that the round waits for is late; pleachRemoteError if a rank is lost, has left, has
+// aborted or has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachPartialFinish(pleachPartial_t partial, pleachRound_t *round);
 
 // Stores the ranks that have contributed to the result of the last round. This is the round that
@@ -2298,6 +2361,21 @@ pleachResult_t pleachPartialCorrected(pleachPartial_t partial,
                                       int *ranks,
                                       size_t capacity,
                                       size_t *count);
+
+// Stores how the rounds of a partial all-reduce went so far at this rank, and in how many of them
+// the contribution of each rank is, by rank; at most `capacity` numbers of these are stored.
+//
+// Ownership: `report` is NULL or points to a struct that began with
+// PLEACH_PARTIAL_REPORT_INITIALIZER; `counted` has `capacity` elements, or is NULL for 0. Threads:
+// any; a call of a second thread at the same time is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if another thread is in a call on `partial`, or this process is a forked child;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialGetReport(pleachPartial_t partial,
+                                      pleachPartialReport_t *report,
+                                      uint64_t *counted,
+                                      size_t capacity);
 
 // Frees a partial all-reduce. A rank that has not finished leaves now, which ends the rounds for
 // the other ranks.

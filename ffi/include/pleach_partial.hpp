@@ -29,7 +29,7 @@ public:
     std::uint64_t missed() const noexcept { return round_.missed; }
     // What became of this rank's contribution: pleachOwnCounted to pleachOwnAbstained.
     int own() const noexcept { return round_.own; }
-    // With pleachLateCorrect, as many combined elements that came too late for an earlier round, or
+    // With pleachLateCorrect, as many combined elements that came too late for the round before, or
     // nullptr; and whose they are.
     const T *correction() const noexcept { return static_cast<const T *>(round_.correction); }
     std::vector<int> corrected() const { return listed(&pleachPartialCorrected, round_.corrected); }
@@ -73,8 +73,25 @@ public:
     std::span<T> contribution_span() { return {contribution(), count_}; }
 #endif
     Round<T> contribute() { return next(&pleachPartialContribute); }
+    // Hands the contribution over and returns at once; `wait` gives its round. Meanwhile
+    // `contribution()` is other memory.
+    void start_contribute() { detail::check(pleachPartialStartContribute(get())); }
+    Round<T> wait() { return next(&pleachPartialWait); }
     Round<T> abstain() { return next(&pleachPartialAbstain); }
     Round<T> finish() { return next(&pleachPartialFinish); }
+    // How the rounds went so far at this rank.
+    pleachPartialReport_t report() const {
+        pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
+        detail::check(pleachPartialGetReport(get(), &report, nullptr, 0));
+        return report;
+    }
+    // By rank: in how many of the rounds its contribution is.
+    std::vector<std::uint64_t> counted() const {
+        std::vector<std::uint64_t> found(static_cast<std::size_t>(report().ranks));
+        pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
+        detail::check(pleachPartialGetReport(get(), &report, found.data(), found.size()));
+        return found;
+    }
 
 private:
     Round<T> next(pleachResult_t (*call)(pleachPartial_t, pleachRound_t *)) {

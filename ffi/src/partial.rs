@@ -102,10 +102,36 @@ pub struct pleachRound_t {
     /// The combined contributions, divided as the configuration says: `count` elements, with the
     /// same bits on all ranks.
     pub result: *const c_void,
-    /// With pleachLateCorrect, the combined contributions that came too late for an earlier round,
+    /// With pleachLateCorrect, the combined contributions that came too late for the round before,
     /// divided as the result is. NULL if all ranks were in the round before, or if there was no
     /// round before.
     pub correction: *const c_void,
+}
+
+/// The counts of the rounds of a partial all-reduce at this rank, since it was made. Begin with
+/// PLEACH_PARTIAL_REPORT_INITIALIZER, which sets `size`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pleachPartialReport_t {
+    /// sizeof(pleachPartialReport_t).
+    pub size: usize,
+    /// The number of rounds that have ended at this rank.
+    pub rounds: u64,
+    /// The number of contributions of this rank that came too late for their round: the sum of the
+    /// three numbers below.
+    pub late: u64,
+    /// The number of late contributions that were carried to a later round.
+    pub carried: u64,
+    /// The number of late contributions that were dropped.
+    pub dropped: u64,
+    /// The number of late contributions that were given to the correction of a later round.
+    pub corrected: u64,
+    /// The number of results that this rank has never seen.
+    pub missed: u64,
+    /// The number of ranks.
+    pub ranks: c_int,
+    /// 0.
+    pub reserved: c_int,
 }
 
 /// The partial all-reduce behind a handle.
@@ -261,9 +287,9 @@ pub unsafe extern "C" fn pleachPartialInit(
 /// the caller writes.
 ///
 /// Ownership: `data` is NULL or points to a pointer. The memory is the library's; the caller may
-/// read and write it until pleachPartialContribute or pleachPartialDestroy. The next contribution
-/// may have another address. Threads: any; a call of a second thread at the same time is refused.
-/// Blocks: no.
+/// read and write it until pleachPartialContribute, pleachPartialStartContribute or
+/// pleachPartialDestroy. The next contribution may have another address. Threads: any; a call of a
+/// second thread at the same time is refused. Blocks: no.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such partial
 /// all-reduce; pleachInvalidUsage if another thread is in a call on the partial all-reduce;
@@ -288,17 +314,18 @@ pub unsafe extern "C" fn pleachPartialContribution(
 ///
 /// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 /// result and correction are the library's; the caller may read them until the next
-/// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-/// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
-/// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
+/// pleachPartialContribute, pleachPartialStartContribute, pleachPartialAbstain, pleachPartialFinish
+/// or pleachPartialDestroy. Threads: any; a call of a second thread at the same time is refused.
+/// Blocks: until the round has ended. It waits for a rank at most the timeout that the communicator
+/// had at pleachPartialInit.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 /// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
 /// pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
-/// it, or this process is a forked child; pleachTimeout if a rank that the round waits for is late;
-/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
-/// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
-/// of the library.
+/// it or has started a contribution, or this process is a forked child; pleachTimeout if a rank
+/// that the round waits for is late; pleachRemoteError if a rank is lost, has left, has aborted or
+/// has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialContribute(
     partial: pleachPartial_t,
@@ -308,23 +335,74 @@ pub unsafe extern "C" fn pleachPartialContribute(
     unsafe { next_round(partial, round, RawPartial::contribute) }
 }
 
+/// Contributes to the next round, and does not wait for it. pleachPartialWait waits. Meanwhile
+/// pleachPartialContribution gives other memory, where the next contribution can be computed.
+///
+/// Ownership: the memory of the contribution goes back to the library. Threads: any; a call of a
+/// second thread at the same time is refused. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if another thread is in a call
+/// on the partial all-reduce, this rank has finished it or has started a contribution, or this
+/// process is a forked child; pleachTimeout or pleachRemoteError if the rounds have failed, as
+/// pleachPartialContribute says; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachPartialStartContribute(partial: pleachPartial_t) -> pleachResult_t {
+    guarded(|| {
+        expect_no_batch()?;
+        let partial = PARTIALS.find(partial)?;
+        let mut rounds = partial.rounds()?;
+        let Held { raw, last } = &mut *rounds;
+        *last = None;
+        Ok(raw.start_contribute()?)
+    })
+}
+
+/// Waits for the round of the contribution that pleachPartialStartContribute has handed over.
+/// Stores a round as pleachPartialContribute does. After a failure the contribution is in the
+/// memory that pleachPartialContribution gives, in place of what was written there meanwhile.
+///
+/// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+/// result and correction are the library's; the caller may read them until the next
+/// pleachPartialContribute, pleachPartialStartContribute, pleachPartialAbstain, pleachPartialFinish
+/// or pleachPartialDestroy. Threads: any; a call of a second thread at the same time is refused.
+/// Blocks: until the round has ended. It waits for a rank at most the timeout that the communicator
+/// had at pleachPartialInit.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+/// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+/// pleachGroupEnd, if no contribution was started, another thread is in a call on the partial
+/// all-reduce, or this process is a forked child; pleachTimeout if a rank that the round waits for
+/// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+/// of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialWait(
+    partial: pleachPartial_t,
+    round: *mut pleachRound_t,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { next_round(partial, round, RawPartial::wait) }
+}
+
 /// Abstains from the next round. No rank waits for this rank until it contributes again. If all
 /// ranks abstain from one round, the ranks that wait for the round get pleachInvalidUsage. Stores a
 /// round as pleachPartialContribute does.
 ///
 /// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
 /// result and correction are the library's; the caller may read them until the next
-/// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
-/// Threads: any; a call of a second thread at the same time is refused. Blocks: until the round has
-/// ended. It waits for a rank at most the timeout that the communicator had at pleachPartialInit.
+/// pleachPartialContribute, pleachPartialStartContribute, pleachPartialAbstain, pleachPartialFinish
+/// or pleachPartialDestroy. Threads: any; a call of a second thread at the same time is refused.
+/// Blocks: until the round has ended. It waits for a rank at most the timeout that the communicator
+/// had at pleachPartialInit.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 /// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
 /// pleachGroupEnd, if all ranks have abstained from the round, another thread is in a call on the
-/// partial all-reduce, this rank has finished it, or this process is a forked child; pleachTimeout
-/// if a rank that the round waits for is late; pleachRemoteError if a rank is lost, has left, has
-/// aborted or has broken the protocol; pleachSystemError if the system refuses memory or a thread;
-/// pleachInternalError after a mistake of the library.
+/// partial all-reduce, this rank has finished it or has started a contribution, or this process is
+/// a forked child; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a
+/// rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the system
+/// refuses memory or a thread; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialAbstain(
     partial: pleachPartial_t,
@@ -347,10 +425,10 @@ pub unsafe extern "C" fn pleachPartialAbstain(
 /// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
 /// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
 /// pleachGroupEnd, if another thread is in a call on the partial all-reduce, this rank has finished
-/// it before, or this process is a forked child; pleachTimeout if a rank that the round waits for
-/// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
-/// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
-/// of the library.
+/// it before or has started a contribution, or this process is a forked child; pleachTimeout if a
+/// rank that the round waits for is late; pleachRemoteError if a rank is lost, has left, has
+/// aborted or has broken the protocol; pleachSystemError if the system refuses memory or a thread;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPartialFinish(
     partial: pleachPartial_t,
@@ -480,6 +558,52 @@ unsafe fn list(
             unsafe { ranks.add(at).write(rank as c_int) };
         }
         *count = set.len() as usize;
+        Ok(())
+    })
+}
+
+/// Stores how the rounds of a partial all-reduce went so far at this rank, and in how many of them
+/// the contribution of each rank is, by rank; at most `capacity` numbers of these are stored.
+///
+/// Ownership: `report` is NULL or points to a struct that began with
+/// PLEACH_PARTIAL_REPORT_INITIALIZER; `counted` has `capacity` elements, or is NULL for 0. Threads:
+/// any; a call of a second thread at the same time is refused. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// if another thread is in a call on `partial`, or this process is a forked child;
+/// pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialGetReport(
+    partial: pleachPartial_t,
+    report: *mut pleachPartialReport_t,
+    counted: *mut u64,
+    capacity: usize,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let size = unsafe { struct_size(report, "report", "PLEACH_PARTIAL_REPORT_INITIALIZER") }?;
+        if counted.is_null() && capacity > 0 {
+            return Err(Failed::argument("counted is NULL, but capacity is not 0"));
+        }
+        let partial = PARTIALS.find(partial)?;
+        let found = partial.rounds()?.raw.report()?;
+        for (at, number) in found.counted.iter().take(capacity).enumerate() {
+            // SAFETY: the list has room for `capacity` numbers, and `at` is below `capacity`.
+            unsafe { counted.add(at).write(*number) };
+        }
+        let read = pleachPartialReport_t {
+            size,
+            rounds: found.rounds,
+            late: found.late,
+            carried: found.carried,
+            dropped: found.dropped,
+            corrected: found.corrected,
+            missed: found.missed,
+            ranks: found.counted.len() as c_int,
+            reserved: 0,
+        };
+        // SAFETY: it is as long as its size says.
+        unsafe { *report = read };
         Ok(())
     })
 }

@@ -327,9 +327,11 @@ unsafe fn question(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult
 unsafe fn partial_call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult_t {
     let mut round = unsafe { std::mem::zeroed::<pleachRound_t>() };
     round.size = size_of::<pleachRound_t>() - usize::from(input.byte() % 8 == 1);
-    let (mut ranks, mut count) = ([0; 2], 0);
+    let mut report = unsafe { std::mem::zeroed::<pleachPartialReport_t>() };
+    report.size = size_of::<pleachPartialReport_t>() - usize::from(input.byte() % 8 == 1);
+    let (mut ranks, mut count, mut counted) = ([0; 2], 0, [0; 2]);
     let result = unsafe {
-        match input.byte() % 8 {
+        match input.byte() % 11 {
             0 if handles.partials.len() < HANDLES_MAX => {
                 let texts =
                     [c"all", c"solo", c"majority", c"quorum:1+1us", c"deadline:1us", c"quorum:0", c"never"];
@@ -366,13 +368,20 @@ unsafe fn partial_call(input: &mut Input<'_>, handles: &mut Handles) -> pleachRe
                     &mut count,
                 )
             }
+            7 => pleachPartialStartContribute(input.handle(&handles.partials)),
+            8 => pleachPartialWait(input.handle(&handles.partials), &mut round),
+            9 => {
+                let partial = input.handle(&handles.partials);
+                let capacity = usize::from(input.byte() % 3);
+                pleachPartialGetReport(partial, &mut report, counted.as_mut_ptr(), capacity)
+            }
             _ => {
                 let partial = input.handle(&handles.partials);
                 pleachPartialCorrected(partial, ranks.as_mut_ptr(), usize::from(input.byte() % 3), &mut count)
             }
         }
     };
-    assert!(ranks == [0; 2] && count <= 1, "a world of one rank");
+    assert!(ranks == [0; 2] && count <= 1 && counted[1] == 0, "a world of one rank");
     result
 }
 

@@ -227,6 +227,29 @@ impl Partial {
         })
     }
 
+    /// Contributes ``data``, as ``contribute`` does, and does not wait for the round: ``wait`` does.
+    /// The array may be changed at once, so the next contribution can be computed meanwhile.
+    fn start_contribute(&self, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let memory = self.memory_of(data, "data")?;
+        let address = memory.address;
+        self.alone(data.py(), move |raw| {
+            // SAFETY: `memory` keeps the array, whose length was looked at.
+            unsafe { fill(raw, address) };
+            raw.start_contribute()
+        })
+    }
+
+    /// Returns the round of the contribution that was started, as ``contribute`` does.
+    #[pyo3(signature = (*, out=None, correction=None))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        out: Option<Bound<'_, PyAny>>,
+        correction: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Round> {
+        self.call(py, [out, correction], |raw| raw.wait().map(|round| Taken::of(&round)))
+    }
+
     /// Abstains from the next round. No rank waits for this rank until it contributes again.
     /// Returns a round as ``contribute`` does.
     #[pyo3(signature = (*, out=None, correction=None))]

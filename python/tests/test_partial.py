@@ -45,6 +45,30 @@ def check_late(group):
     np.testing.assert_array_equal(round.result, np.full(4, sum(range(1, n)) / (n - 1)))
 
 
+def check_started(group):
+    """The next contribution is computed while the round of the one before goes on."""
+    n, rank = group.world_size, group.rank
+    rounds = group.partial(4, "int64")
+    with pytest.raises(pleach.ArgumentError, match="no contribution of this rank is under way"):
+        rounds.wait()
+    data, out = np.full(4, rank + 1), np.zeros(4, "int64")
+    for step in range(3):
+        assert rounds.start_contribute(data) is None
+        data[:] = rank + 2 + step
+        for call in (rounds.contribute, rounds.start_contribute):
+            with pytest.raises(pleach.ArgumentError, match="is under way"):
+                call(data)
+        round = rounds.wait(out=out)
+        assert round.result is out and (round.number, round.own) == (step, "counted")
+        np.testing.assert_array_equal(out, np.full(4, sum(range(1, n + 1)) + n * step))
+    with pytest.raises(pleach.ArgumentError, match=r"data has shape \[3\]"):
+        rounds.start_contribute(np.zeros(3, "int64"))
+    assert rounds.report()["counted"] == [3] * n
+    rounds.finish()
+    with pytest.raises(pleach.ArgumentError, match="has finished"):
+        rounds.start_contribute(data)
+
+
 def check_corrections(group):
     n, rank = group.world_size, group.rank
     rounds = group.partial(2, "float64", f"quorum:{n - 1}", late="correct")
@@ -191,6 +215,7 @@ def check_bad_input(group):
     [
         check_nobody_late,
         check_late,
+        check_started,
         check_corrections,
         check_operations_and_outputs,
         check_differences,

@@ -33,14 +33,19 @@ static void no_buffers(pleachComm_t comm) {
 /* Every function that takes a partial all-reduce, with one that is none. */
 static void no_partial(pleachPartial_t partial) {
     pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
     void *data = &round;
     int ranks[1];
     size_t count;
     REFUSED(pleachPartialContribution(partial, &data));
     CHECK(data == NULL);
     REFUSED(pleachPartialContribute(partial, &round));
+    REFUSED(pleachPartialStartContribute(partial));
+    REFUSED(pleachPartialWait(partial, &round));
     REFUSED(pleachPartialAbstain(partial, &round));
     REFUSED(pleachPartialFinish(partial, &round));
+    REFUSED(pleachPartialGetReport(partial, &report, NULL, 0));
+    CHECK(report.rounds == 0 && report.ranks == 0);
     CHECK(round.result == NULL && round.own == 0);
     REFUSED(pleachPartialContributors(partial, ranks, 1, &count));
     REFUSED(pleachPartialCorrected(partial, ranks, 1, &count));
@@ -51,6 +56,7 @@ static void no_partial(pleachPartial_t partial) {
 static void partials(pleachComm_t comm) {
     pleachPartialConfig_t config = PLEACH_PARTIAL_CONFIG_INITIALIZER;
     pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
     pleachPartial_t partial = NULL, other = NULL;
     const char *wrong[] = {"",           "some",         "quorum:",     "quorum:0",   "quorum:2",
                            "quorum:1+3", "deadline:-1s", "deadline:0s", "deadline:p0"};
@@ -96,6 +102,12 @@ static void partials(pleachComm_t comm) {
     REFUSED(pleachPartialContribute(partial, NULL));
     REFUSED(pleachPartialAbstain(partial, NULL));
     REFUSED(pleachPartialFinish(partial, NULL));
+    REFUSED(pleachPartialWait(partial, NULL));
+    REFUSED(pleachPartialGetReport(partial, NULL, NULL, 0));
+    REFUSED(pleachPartialGetReport(partial, &report, NULL, 1));
+    report.size = 8;
+    REFUSED(pleachPartialGetReport(partial, &report, NULL, 0));
+    SAYS("PLEACH_PARTIAL_REPORT_INITIALIZER");
     round.size = 8;
     REFUSED(pleachPartialContribute(partial, &round));
     SAYS("PLEACH_ROUND_INITIALIZER");
@@ -104,6 +116,8 @@ static void partials(pleachComm_t comm) {
     REFUSED(pleachPartialCorrected(partial, ranks, 1, &count));
     OK(pleachGroupStart());
     REFUSED(pleachPartialContribute(partial, &round));
+    REFUSED(pleachPartialStartContribute(partial));
+    REFUSED(pleachPartialWait(partial, &round));
     REFUSED(pleachPartialAbstain(partial, &round));
     REFUSED(pleachPartialFinish(partial, &round));
     OK(pleachGroupEnd());

@@ -114,10 +114,51 @@ static void nobody_is_late(void) {
     OK(pleachPartialDestroy(partial));
 }
 
+/* The next contribution is written while the round of the one before goes on. */
+static void a_started_one_is_waited_for(void) {
+    pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
+    pleachPartial_t partial = begun(NULL);
+    void *first, *second;
+    uint64_t counted[RANKS_MAX] = {0};
+    size_t count;
+    int number, of;
+    EXPECT(pleachInvalidUsage, pleachPartialWait(partial, &round));
+    SAYS("no contribution");
+    for (number = 0; number < 5; ++number) {
+        write_ones(partial);
+        OK(pleachPartialContribution(partial, &first));
+        OK(pleachPartialStartContribute(partial));
+        EXPECT(pleachInvalidUsage, pleachPartialContributors(partial, NULL, 0, &count));
+        EXPECT(pleachInvalidUsage, pleachPartialStartContribute(partial));
+        EXPECT(pleachInvalidUsage, pleachPartialContribute(partial, &round));
+        EXPECT(pleachInvalidUsage, pleachPartialAbstain(partial, &round));
+        EXPECT(pleachInvalidUsage, pleachPartialFinish(partial, &round));
+        OK(pleachPartialContribution(partial, &second));
+        CHECK(first != second);
+        *(int64_t *)second = 7;
+        OK(pleachPartialWait(partial, &round));
+        CHECK(round.number == (uint64_t)number && round.missed == 0 && round.own == pleachOwnCounted);
+        all_are(round.result, ones_below(ranks));
+        ranks_are(pleachPartialContributors, partial, 0, ranks);
+        OK(pleachPartialContribution(partial, &first));
+        CHECK(first == second && *(int64_t *)first == 7);
+    }
+    EXPECT(pleachInvalidUsage, pleachPartialWait(partial, &round));
+    OK(pleachPartialGetReport(partial, &report, counted, (size_t)ranks - 1));
+    CHECK(report.size == sizeof report && report.rounds == 5 && report.ranks == ranks);
+    CHECK(report.late == 0 && report.missed == 0 && counted[ranks - 1] == 0);
+    for (of = 0; of < ranks - 1; ++of) CHECK(counted[of] == 5);
+    OK(pleachPartialFinish(partial, &round));
+    EXPECT(pleachInvalidUsage, pleachPartialStartContribute(partial));
+    OK(pleachPartialDestroy(partial));
+}
+
 /* The last rank contributes when the first round has ended without it. */
 static void one_is_late(int late, int own) {
     pleachPartialConfig_t config = PLEACH_PARTIAL_CONFIG_INITIALIZER;
     pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
     pleachPartial_t partial;
     char activation[32];
     int is_last = rank == ranks - 1, counted = own == pleachOwnCarried ? ranks : ranks - 1;
@@ -155,6 +196,11 @@ static void one_is_late(int late, int own) {
     }
     OK(pleachPartialFinish(partial, &round));
     CHECK(round.contributors == 0);
+    OK(pleachPartialGetReport(partial, &report, NULL, 0));
+    CHECK(report.rounds == 3 && report.late == (uint64_t)is_last);
+    CHECK(report.carried == (uint64_t)(is_last && own == pleachOwnCarried));
+    CHECK(report.dropped == (uint64_t)(is_last && own == pleachOwnDropped));
+    CHECK(report.corrected == (uint64_t)(is_last && own == pleachOwnCorrected));
     OK(pleachPartialDestroy(partial));
 }
 
@@ -219,6 +265,7 @@ static void *contributes(void *partial) {
 /* While a thread of rank 0 waits for the others, another one is refused. */
 static void a_second_thread_is_refused(void) {
     pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
     pleachPartial_t partial = begun(NULL);
     pthread_t thread;
     void *data;
@@ -231,6 +278,9 @@ static void a_second_thread_is_refused(void) {
         EXPECT(pleachInvalidUsage, pleachPartialContribute(partial, &round));
         EXPECT(pleachInvalidUsage, pleachPartialAbstain(partial, &round));
         EXPECT(pleachInvalidUsage, pleachPartialFinish(partial, &round));
+        EXPECT(pleachInvalidUsage, pleachPartialStartContribute(partial));
+        EXPECT(pleachInvalidUsage, pleachPartialWait(partial, &round));
+        EXPECT(pleachInvalidUsage, pleachPartialGetReport(partial, &report, NULL, 0));
         EXPECT(pleachInvalidUsage, pleachPartialContributors(partial, NULL, 0, &count));
         EXPECT(pleachInvalidUsage, pleachPartialCorrected(partial, NULL, 0, &count));
         meet();
@@ -275,6 +325,7 @@ int main(int argc, char **argv) {
     share_id(path, rank, &id);
     OK(pleachCommInitRank(&comm, ranks, id, rank));
     nobody_is_late();
+    a_started_one_is_waited_for();
     one_is_late(pleachLateDefault, pleachOwnCarried);
     one_is_late(pleachLateCarry, pleachOwnCarried);
     one_is_late(pleachLateDrop, pleachOwnDropped);

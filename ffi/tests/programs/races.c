@@ -100,11 +100,16 @@ static void calls_communicator(void) {
 
 static void uses_partial(void) {
     pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartialReport_t report = PLEACH_PARTIAL_REPORT_INITIALIZER;
+    uint64_t counted;
     void *data;
     size_t count;
     int rank = -1;
     ANSWERED(pleachPartialContribution(shared_partial, &data));
     ANSWERED(pleachPartialContribute(shared_partial, &round));
+    ANSWERED(pleachPartialStartContribute(shared_partial));
+    ANSWERED(pleachPartialWait(shared_partial, &round));
+    ANSWERED(pleachPartialGetReport(shared_partial, &report, &counted, 1));
     ANSWERED(pleachPartialContributors(shared_partial, &rank, 1, &count));
     ANSWERED(pleachPartialCorrected(shared_partial, &rank, 1, &count));
     ANSWERED(pleachPartialAbstain(shared_partial, &round));

@@ -111,6 +111,17 @@ static void partials(const pleach::Communicator &comm, const char *path, int ran
         for (double element : round) CHECK(element == ranks * (ranks - 1) / 2 + ranks * step);
         CHECK(round.correction() == nullptr && round.corrected().empty());
     }
+    CHECK(thrown([&] { sums.wait(); }) == pleachInvalidUsage);
+    std::fill_n(sums.contribution(), 3, 1);
+    sums.start_contribute();
+    CHECK(thrown([&] { sums.start_contribute(); }) == pleachInvalidUsage);
+    std::fill_n(sums.contribution(), 3, 2);
+    const auto started = sums.wait();
+    for (double element : started) CHECK(element == ranks);
+    const auto next = sums.contribute();
+    CHECK(next[0] == 2 * ranks && next.number() == 4);
+    CHECK(sums.report().rounds == 5 && sums.report().late == 0 && sums.report().ranks == ranks);
+    CHECK(sums.counted() == std::vector<std::uint64_t>(all.size(), 5));
     CHECK(sums.finish().contributors().empty());
     CHECK(thrown([&] { sums.contribute(); }) == pleachInvalidUsage);
 
@@ -130,6 +141,7 @@ static void partials(const pleach::Communicator &comm, const char *path, int ran
     if (!is_last) all_are_here(meeting.c_str(), rank, ranks);
     const auto round = late.finish();
     CHECK(round.corrected() == last && round.correction()[1] == ranks - 1);
+    CHECK(late.report().corrected == (is_last ? 1u : 0u) && late.report().late == late.report().corrected);
     CHECK(round.contributors().empty());
     CHECK(thrown([&] { pleach::Partial<float>(comm, 1, pleach::partial_config("never")); }) == pleachInvalidArgument);
 }
