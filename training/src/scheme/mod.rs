@@ -433,7 +433,7 @@ impl Scheme {
                 "all ranks have the same parameters after each average of them, bit for bit"
             }
             Self::Bidmach { .. } => {
-                "no exchange has more ranks than the side of the grid, and all end with the same parameters, bit for bit"
+                "no exchange before the end has more ranks than the side of the grid, and all end with the same parameters, bit for bit"
             }
             Self::Ssp { .. } | Self::Bsp | Self::Dssp { .. } => {
                 "no rank is further ahead than it may, each change counts once, and all end with the same parameters, bit for bit"

@@ -235,6 +235,7 @@ impl Trainer {
                 Ok(Some((id, Outcome::Read { version, word })))
             }
             Request::Write { id, to, from, piece, word, waits: _ } => {
+                self.note_exchange(2);
                 let row = self.row();
                 let window = self.vectors.window.take();
                 let mut window = window.expect("a plan with writes has a window");
@@ -300,6 +301,7 @@ impl Trainer {
                 window.read_torn(from, 0..len, &mut part).map(|version| (version, Word::EMPTY))
             }
         };
+        self.note_exchange(2);
         self.times.bytes += (size_of::<f32>() * elements_read) as u64;
         self.vectors.put(into, piece.start, part);
         let (version, word) = read?;

@@ -119,6 +119,8 @@ struct Times {
     busy_since: Option<Nanos>,
     /// Bytes of the pieces that were averaged, read and written.
     bytes: u64,
+    /// See [`Progress::exchange_ranks_max`].
+    exchange_ranks_max: u32,
 }
 
 /// A training of one rank; see the module.
@@ -367,10 +369,19 @@ impl Trainer {
     #[must_use]
     pub fn progress(&self) -> Progress {
         let time = self.began.map_or(Duration::ZERO, |began| clock::now().since(began));
-        let Times { steps, waiting, communicating, bytes, .. } = self.times;
+        let Times { steps, waiting, communicating, bytes, exchange_ranks_max, .. } = self.times;
         let (staleness, agreements) = (self.interpreter.staleness(), self.interpreter.agreement().places);
-        let spread = self.spread;
-        Progress { steps, time, waiting, communicating, bytes, staleness, agreements, spread }
+        Progress {
+            steps,
+            time,
+            waiting,
+            communicating,
+            bytes,
+            exchange_ranks_max,
+            staleness,
+            agreements,
+            spread: self.spread,
+        }
     }
 
     /// The mean of all ranks' parameters, between two steps. All ranks call it, after as many
@@ -730,8 +741,16 @@ impl Trainer {
         Ok(())
     }
 
+    /// Notes an exchange of so many ranks.
+    fn note_exchange(&mut self, ranks: u32) {
+        if !self.interpreter.is_stopped() {
+            self.times.exchange_ranks_max = self.times.exchange_ranks_max.max(ranks);
+        }
+    }
+
     /// Carries an operation out that is the only one: a blocking call needs no other thread.
     fn run(&mut self, vector: Vector, piece: &Range<usize>) -> Result<(), TrainError> {
+        self.note_exchange(self.group.world_size());
         let mut part = self.vectors.take(vector, piece).expect("the ledger found it free");
         self.times.bytes += size_of_val(&part[..]) as u64;
         let before = clock::now();
@@ -745,6 +764,9 @@ impl Trainer {
 
     fn start_asked(&mut self) -> Result<(), TrainError> {
         while let Some(asked) = self.asked.pop_front() {
+            if let Wanted::Average { .. } = asked.wanted {
+                self.note_exchange(self.group.world_size());
+            }
             let work = match &asked.wanted {
                 Wanted::Total(numbers) => self.start_total(numbers)?,
                 Wanted::Average { vector, piece, compression: Compression::None } => {

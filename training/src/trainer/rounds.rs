@@ -112,7 +112,9 @@ impl Trainer {
                 let contributors = if ranks.len() > 1 { ranks.len() as u32 } else { 0 };
                 let averaged = if contributors > 0 {
                     self.times.bytes += size_of_val(elements) as u64;
-                    average(&self.group, ranks, elements, &mut self.lines.come)
+                    let averaged = average(&self.group, ranks, elements, &mut self.lines.come);
+                    self.note_exchange(contributors);
+                    averaged
                 } else {
                     Ok(())
                 };
@@ -124,6 +126,8 @@ impl Trainer {
                 let outcome = contribute(&mut self.lines.lines[line].partial, elements, &all, limit);
                 if !matches!(outcome, Ok(Outcome::Combined { contributors: 0 })) {
                     self.times.bytes += (size_of::<f32>() * all.len()) as u64;
+                    let ranks = self.lines.lines[line].group.as_ref().unwrap_or(&self.group).world_size();
+                    self.note_exchange(ranks);
                 }
                 outcome.map_err(|error| self.error_of_line(line, error)).map(|outcome| (id, outcome))
             }

@@ -146,6 +146,44 @@ fn a_grid_of_any_number_of_ranks_keeps_what_it_guarantees() {
 }
 
 #[test]
+fn the_ranks_of_an_exchange_are_counted_but_for_the_last_one() {
+    const RANKS: u32 = 7;
+    for (text, most) in [
+        ("sync", RANKS),
+        ("local-sgd:every=3", RANKS),
+        ("local-sgd:every=100", 0),
+        ("eager:activation=all", RANKS),
+        ("bsp", 2),
+        ("bidmach:dimensions=1", RANKS),
+        ("bidmach:dimensions=2", 3),
+        ("bidmach:dimensions=2,threshold=0.6", 3),
+        ("bidmach:dimensions=3", 2),
+    ] {
+        let all = ranks::with_group(
+            Fabric::Shm,
+            RANKS,
+            |_| {},
+            |group: Group| {
+                let mut trainer =
+                    Trainer::new(&group, &scheme(text), &Layout::of(&[20]), 8).expect("is not refused");
+                while let Some(mut step) = trainer.step().expect("goes on") {
+                    step.vectors().expect("no bucket is ready").1.fill(1.0);
+                    let mut descend =
+                        |x: &mut [f32], g: &[f32]| x.iter_mut().zip(g).for_each(|(x, g)| *x -= g);
+                    step.update(&mut descend, 1.0).expect("goes on");
+                }
+                let trained = trainer.finish().expect("ends");
+                group.close().expect("all ranks close");
+                trained.progress.exchange_ranks_max
+            },
+        );
+        // A rank of a grid that was late may have left its longest line's rounds out.
+        let counted = all.iter().copied().max();
+        assert!(counted == Some(most) && all.iter().all(|ranks| *ranks <= most), "{text}: {all:?}");
+    }
+}
+
+#[test]
 fn a_threshold_below_1_holds_nobody_up() {
     let time = |text: &str| {
         let mut half = 0.0;
