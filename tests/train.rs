@@ -84,7 +84,7 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "sync", "--record", "x"], "--record"),
         (&["--scheme", "sync", "--scheme", "ssp", "--record", "x"], "give one --scheme"),
         (&["--record", "x"], "--scheme"),
-        (&["--partial", "solo", "--divisor", "none"], "give world or contributors"),
+        (&["--partial", "solo", "--divisor", "nobody"], "--divisor"),
         (&["--lr", "0.1"], "--scheme"),
         (&["--scheme", "gosip"], "did you mean 'gossip'?"),
         (&["--scheme", "gossip:direction=pul"], "give pull, push or push-sum"),
@@ -460,6 +460,25 @@ fn partial_is_a_spelling_of_the_scheme_eager() {
         by(&["--partial", "quorum:2", "--late", "drop"]),
         by(&["--scheme", "eager:activation=quorum:2,late=drop"])
     );
+}
+
+#[test]
+fn sums_that_are_not_divided_train_as_well_and_a_person_is_told() {
+    let read = |divisor| {
+        let output = train(&["--ranks", "2", "--partial", "all", "--divisor", divisor, "--json"]);
+        let error = text(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        assert_eq!(error.contains("note: eager:activation=all,divisor=none"), divisor == "none", "{error}");
+        assert_eq!(
+            error.contains("as many times too large as there are ranks"),
+            divisor == "none",
+            "{error}"
+        );
+        let lines = text(&output.stdout);
+        number(lines.lines().last().expect("the results of all"), "test_accuracy")
+    };
+    // The usual learning rate is half as large, so the steps are the same up to rounding.
+    assert!((read("none") - read("world")).abs() < 0.01);
 }
 
 #[test]

@@ -117,8 +117,8 @@ pub(crate) struct Arguments {
     /// What becomes of late gradients: carry, drop or correct [default: that of the activation]
     #[arg(long, value_name = "RULE", requires = "partial")]
     late: Option<Late>,
-    /// By what sums are divided: world or contributors [default: that of the activation; world
-    /// where it has none]
+    /// By what sums are divided: world, contributors or none, with a learning rate that is as many
+    /// times smaller as there are ranks [default: that of the activation; world where it has none]
     #[arg(long, value_name = "BY", requires = "partial")]
     divisor: Option<Divisor>,
     /// How late ranks are: none, linear:D (rank r sleeps (r + 1) D a step) or one:D (one rank,
@@ -299,12 +299,7 @@ impl Arguments {
     /// The schemes by which ranks train, one after the other; none for the loop of this file.
     fn schemes(&self) -> Result<Vec<Scheme>, CommandError> {
         let Some(activation) = self.partial else { return Ok(self.scheme.clone()) };
-        // A sum that nobody divides is as many times too large as there are ranks.
-        if self.divisor == Some(Divisor::None) {
-            let error =
-                "--divisor none: a step by the sum of all gradients diverges; give world or contributors";
-            return Err(CommandError::typed(error.to_owned()));
-        }
+        // What was not asked for is no step by the sum of all gradients.
         let divisor = match activation.division() {
             Divisor::None => Divisor::World,
             own => own,
@@ -529,7 +524,7 @@ mod tests {
     use crate::cli::digits::DataSet;
 
     #[test]
-    fn sums_are_divided_as_the_activation_says_and_never_by_nothing() {
+    fn sums_are_divided_as_the_activation_says_and_by_nothing_only_if_asked_for() {
         let scheme = |options: &str| {
             let command = Arguments::augment_args(clap::Command::new("train"));
             let matches =
@@ -542,11 +537,11 @@ mod tests {
             ("--partial majority", "eager"),
             ("--partial quorum:2 --divisor contributors", "eager:activation=quorum:2,divisor=contributors"),
             ("--partial solo --late correct", "eager:activation=solo,late=correct"),
+            ("--partial quorum:2 --divisor none", "eager:activation=quorum:2,divisor=none"),
         ] {
             assert_eq!(scheme(options), scheme(&format!("--scheme {text}")), "{options}");
             assert_eq!(scheme(options).expect("is a scheme"), text);
         }
-        assert!(matches!(scheme("--partial quorum:2 --divisor none"), Err(CommandError::Typed(_))));
     }
 
     /// All ranks in one thread: each computes its share, then all get the average. In one step a

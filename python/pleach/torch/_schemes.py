@@ -219,8 +219,8 @@ class Asynchronous(Scheme):
 class EagerSGD(Scheme):
     """Gradients are averaged in rounds of a partial all-reduce, which do not wait for late ranks, and parameters every
     ``every`` steps. activation: when a round opens, as "majority", "solo" or "quorum:3". late: what becomes of late
-    gradients, "carry", "drop" or "correct". divisor: by what sums are divided, "world" or "contributors". The other
-    arguments are those of :func:`attach`."""
+    gradients, "carry", "drop" or "correct". divisor: by what sums are divided, "world", "contributors" or "none".
+    The other arguments are those of :func:`attach`."""
 
     def __init__(
         self,

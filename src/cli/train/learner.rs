@@ -3,6 +3,7 @@
 use std::hash::Hasher as _;
 
 use pleach::Rank;
+use pleach::partial::Divisor;
 use pleach_training::{Layout, Learner, Perceptron, Reading, Sample, Scheme};
 use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
@@ -75,7 +76,10 @@ impl TrainingArguments {
     /// The learning rates that were given, or the usual one.
     pub(crate) fn rates(&self, scheme: &Scheme, ranks: u32) -> Vec<f32> {
         let usual = match scheme {
-            Scheme::Downpour { .. } => LEARNING_RATE / ranks as f32,
+            // Steps by sums.
+            Scheme::Downpour { .. } | Scheme::Eager { divisor: Divisor::None, .. } => {
+                LEARNING_RATE / ranks as f32
+            }
             _ if is_far_apart(scheme) => LEARNING_RATE_ALONE,
             _ => LEARNING_RATE,
         };

@@ -24,6 +24,8 @@ pub(crate) struct Eager {
     every: u64,
     /// Whether ranks may be in different rounds when they come to an average.
     steps_aside: bool,
+    /// Whether sums of gradients are divided.
+    divides: bool,
     next_step: u64,
     /// Steps since the parameters of all ranks were the same.
     steps: u64,
@@ -36,11 +38,12 @@ pub(crate) struct Eager {
 }
 
 impl Eager {
-    pub(crate) fn new(parameters: usize, every: u64, steps_aside: bool) -> Self {
+    pub(crate) fn new(parameters: usize, every: u64, steps_aside: bool, divides: bool) -> Self {
         Self {
             parameters,
             every,
             steps_aside,
+            divides,
             next_step: 0,
             steps: 0,
             ids: OperationIds::default(),
@@ -129,5 +132,11 @@ impl Policy for Eager {
         state.field(&mut self.steps);
         state.field(&mut self.ids);
         state.field(&mut self.carries);
+    }
+
+    fn remark(&self) -> Option<String> {
+        let remark = "sums of gradients are not divided, so a step is the longer the more ranks contribute; a \
+                      learning rate that was found for averages is as many times too large as there are ranks";
+        (!self.divides).then(|| remark.to_owned())
     }
 }

@@ -535,7 +535,8 @@ impl Scheme {
                 lines.push(Line { ranks: (0..ranks).collect(), activation });
                 let steps_aside = !activation.waits_for_all(ranks);
                 let more: &[Vector] = if steps_aside { &[Vector::Delta] } else { &[] };
-                (Box::new(Eager::new(parameters, every, steps_aside)), more, None)
+                let divides = divisor != Divisor::None;
+                (Box::new(Eager::new(parameters, every, steps_aside, divides)), more, None)
             }
             Self::Bidmach { every, rate, dimensions, threshold } => {
                 let grid = RankSpace::balanced(ranks, dimensions);

@@ -99,8 +99,8 @@ const PEERS: Named<Peer> =
 const MODES: Named<Mode> = &[("async", Mode::Async), ("sync", Mode::Sync), ("round-robin", Mode::RoundRobin)];
 const READS: Named<Reads> = &[("consistent", Reads::Consistent), ("torn", Reads::Torn)];
 const LATES: Named<Late> = &[("carry", Late::Carry), ("drop", Late::Drop), ("correct", Late::Correct)];
-/// A sum that nobody divides is as many times too large as there are ranks, so there is no `none`.
-const DIVISORS: Named<Divisor> = &[("world", Divisor::World), ("contributors", Divisor::Contributors)];
+const DIVISORS: Named<Divisor> =
+    &[("world", Divisor::World), ("contributors", Divisor::Contributors), ("none", Divisor::None)];
 const OBJECTIVES: Named<Objective> = &[("share", Objective::Share), ("range", Objective::Range)];
 const PREDICTIONS: Named<Predictor> = &[("mean", Predictor::Mean), ("last", Predictor::Last)];
 
@@ -182,7 +182,7 @@ impl Scheme {
                     expected: "all, solo, majority, quorum:K, quorum:K+GRACE, deadline:D or deadline:pN",
                 },
                 Key { name: "late", expected: "carry, drop or correct" },
-                Key { name: "divisor", expected: "world or contributors" },
+                Key { name: "divisor", expected: "world, contributors or none" },
                 Key { name: "every", expected: STEPS },
             ],
             Self::Bidmach { .. } => &[
@@ -508,6 +508,15 @@ mod tests {
                 },
             ),
             (
+                "eager:divisor=none",
+                Scheme::Eager {
+                    activation: Activation::MAJORITY,
+                    late: Late::Carry,
+                    divisor: Divisor::None,
+                    every: 100,
+                },
+            ),
+            (
                 "bidmach:rate=0.5,dimensions=3,threshold=0.75",
                 Scheme::Bidmach { every: 1, rate: 0.5, dimensions: 3, threshold: 0.75 },
             ),
@@ -604,7 +613,7 @@ mod tests {
             "gossip:reads=both",
             "eager:activation=most",
             "eager:late=never",
-            "eager:divisor=none",
+            "eager:divisor=nobody",
             "eager:every=0",
             "bidmach:rate=0",
             "bidmach:threshold=1.5",
