@@ -227,8 +227,8 @@ impl Partial {
         })
     }
 
-    /// Contributes ``data``, as ``contribute`` does, and does not wait for the round: ``wait`` does.
-    /// The array may be changed at once, so the next contribution can be computed meanwhile.
+    /// Contributes ``data``, as ``contribute`` does, and does not wait for the round: ``wait``
+    /// does. The array may be changed at once, so the next contribution can be computed meanwhile.
     fn start_contribute(&self, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let memory = self.memory_of(data, "data")?;
         let address = memory.address;

@@ -10,7 +10,6 @@ use pleach_transport::mutex::lock;
 use pleach_vocabulary::Rank;
 
 use super::add;
-use crate::partial::Own;
 
 /// The counters of one partial all-reduce; see the module.
 #[derive(Debug)]
@@ -65,15 +64,24 @@ impl RoundCounters {
         contributors.filter_map(|rank| self.counted.get(rank as usize)).for_each(|counted| add(counted, 1));
     }
 
-    /// Counts a round that the caller has seen, and what its own contribution became.
-    pub(crate) fn seen(&self, own: Own, missed: u64) {
-        match own {
-            Own::Carried => add(&self.carried, 1),
-            Own::Dropped => add(&self.dropped, 1),
-            Own::Corrected => add(&self.corrected, 1),
-            Own::Counted | Own::Abstained => {}
-        }
-        add(&self.missed, missed);
+    /// Counts a late contribution of the caller that is carried.
+    pub(crate) fn carried(&self) {
+        add(&self.carried, 1);
+    }
+
+    /// Counts one that is dropped.
+    pub(crate) fn dropped(&self) {
+        add(&self.dropped, 1);
+    }
+
+    /// Counts one that is given to a correction.
+    pub(crate) fn corrected(&self) {
+        add(&self.corrected, 1);
+    }
+
+    /// Counts results that the caller has missed.
+    pub(crate) fn missed(&self, results: u64) {
+        add(&self.missed, results);
     }
 
     pub(crate) fn report(&self) -> PartialReport {
@@ -150,10 +158,11 @@ mod tests {
         let of_group = RoundsOfGroup::default();
         assert_eq!(of_group.report(), None);
         let going = of_group.begin(2);
-        for own in [Own::Carried, Own::Corrected, Own::Carried] {
+        for count in [RoundCounters::carried, RoundCounters::corrected, RoundCounters::carried] {
             let counters = of_group.begin(2);
             counters.ended([1].into_iter());
-            counters.seen(own, 2);
+            count(&counters);
+            counters.missed(2);
         }
         going.ended([0, 1].into_iter());
         let late = PartialReport { late: 3, carried: 2, dropped: 0, corrected: 1, ..Default::default() };

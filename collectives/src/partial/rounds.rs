@@ -424,7 +424,13 @@ impl Rounds {
         (self.awaited, self.read) = (None, Some(ended.result));
         #[cfg(test)]
         let awaited = self.mutated_wait(awaited, &ended);
-        self.counters.seen(awaited.own, awaited.missed(&ended));
+        match awaited.own {
+            Own::Carried => self.counters.carried(),
+            Own::Dropped => self.counters.dropped(),
+            Own::Corrected => self.counters.corrected(),
+            Own::Counted | Own::Abstained => {}
+        }
+        self.counters.missed(awaited.missed(&ended));
         self.seen = ended.number + 1;
         self.passed = ended.results_before + u64::from(ended.has_result());
         self.pass_skipped();

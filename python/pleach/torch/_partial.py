@@ -83,7 +83,7 @@ class PartialAllReduce:
         try:
             bucket = self._buckets.get(index)
             if bucket is None or not bucket.is_of(gradient.dtype, parameters):
-                # DDP builds new buckets after the first step, on all ranks: this one and those behind it.
+                # DDP builds new buckets after the first step, on all ranks: this and later ones.
                 self._end([other for other in sorted(self._buckets) if other >= index])
                 name, _ = DATA_TYPES[gradient.dtype]
                 rounds = self._group._comm.partial(values.numel(), name, self._activation, self._options)
@@ -110,7 +110,7 @@ class PartialAllReduce:
             values, late = as_real(flat), self._late(flat)
             last = bucket.rounds.finish(out=values, correction=late)
             self._ended.append(bucket.rounds.report())
-            # Late gradients alone are in it: in the result if they are carried, else in the correction.
+            # Late gradients alone are in it: carried ones in the result, others in the correction.
             if last.correction is not None and last.correction[0]:
                 values.copy_(late)
             elif not last.contributors:

@@ -453,6 +453,10 @@ mod tests {
         }
     }
 
+    fn gossip(direction: Direction, peer: Peer, reads: Reads) -> Scheme {
+        Scheme::Gossip { direction, every: 1, peer, reads }
+    }
+
     #[test]
     fn what_is_left_out_has_its_usual_value_and_the_text_leaves_it_out_again() {
         for (text, scheme) in [
@@ -466,12 +470,7 @@ mod tests {
             ),
             (
                 "gossip:direction=push-sum,peer=butterfly",
-                Scheme::Gossip {
-                    direction: Direction::PushSum,
-                    every: 1,
-                    peer: Peer::Butterfly,
-                    reads: Reads::Consistent,
-                },
+                gossip(Direction::PushSum, Peer::Butterfly, Reads::Consistent),
             ),
             (
                 "easgd:moving=0.5,mode=round-robin",
@@ -489,15 +488,7 @@ mod tests {
             ("asp", Scheme::Asp),
             ("dssp:low=1,high=4", Scheme::Dssp { low: 1, high: 4 }),
             ("bap:distance=9", Scheme::Bap { distance: 9 }),
-            (
-                "gossip:reads=torn",
-                Scheme::Gossip {
-                    direction: Direction::Pull,
-                    every: 1,
-                    peer: Peer::Uniform,
-                    reads: Reads::Torn,
-                },
-            ),
+            ("gossip:reads=torn", gossip(Direction::Pull, Peer::Uniform, Reads::Torn)),
             (
                 "eager:activation=quorum:3+20ms,late=drop,divisor=contributors,every=5",
                 Scheme::Eager {

@@ -20,8 +20,8 @@ pub struct Progress {
     pub communicating: Duration,
     /// Bytes of the vectors that this rank gave to be averaged, read and wrote.
     pub bytes: u64,
-    /// The most ranks of an exchange of the scheme so far, but for the one after the last step, which
-    /// is among all ranks: those of an average or of a round, and two of a read or a write. 0
+    /// The most ranks of an exchange of the scheme so far, but for the one after the last step,
+    /// which is among all ranks: those of an average or of a round, and two of a read or a write. 0
     /// before the first. What ranks compare, and a session's verdicts, are no exchanges.
     pub exchange_ranks_max: u32,
     /// How old parameters were when gradients were computed at them.
