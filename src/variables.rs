@@ -108,7 +108,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "PLEACH_LAST_WORD",
         "none",
-        "set by `pleach run --elastic` with ranks of other launchers: the file in which a session keeps what the launcher tells those when the rank has ended",
+        "set by `pleach run --elastic --rendezvous`: the file in which a session keeps what the launcher tells the job when the rank has died",
     ),
     variable(
         "PLEACH_VERBS_DEVICE",

@@ -581,34 +581,40 @@ fn the_others_go_on_when_no_restart_is_left_and_the_job_ends_when_they_are_too_f
     );
 }
 
-/// The first ranks are killed before the others are reaped, so only their launcher knows of it.
+/// Two ranks on each of two hosts. Those of one are stopped first, so none sees the other end.
 #[test]
 fn half_of_a_job_goes_on_when_its_launcher_says_that_the_other_half_has_ended() {
-    let port = ports::reserve(1);
-    let rendezvous = format!("tcp://127.0.0.1:{port}");
-    let launch = |host: &str, first: &str| {
-        let mut command = pleach();
-        command.args(["run", "-n", "2", "--world-size", "4", "--first-rank", first, "--restarts", "0"]);
-        command.args(["--rendezvous", &rendezvous, "--elastic=1:4", "--", env!("CARGO_BIN_EXE_pleach")]);
-        command.args(["train", "--elastic=1:4", "--epochs", "12", "--pace", "20ms", "--json", "--member"]);
-        command.args(["--fabric", "shm+tcp"]).env("PLEACH_HOST", host);
-        command
-    };
-    // It ends when nobody reads what it prints any more.
-    let mut there = launch("there", "2").stdout(Stdio::piped()).spawn().expect("starts");
-    let mut here = Outlived::of(launch("here", "0"));
-    here.await_epochs(2, 4);
-    // None of the two sees the end of the other.
-    let theirs = [2, 3].map(|rank| rank_process(there.id(), rank).expect("it trains"));
-    here.epochs.clear();
-    theirs.iter().for_each(|process| signal(*process, Signal::STOP));
-    theirs.iter().for_each(|process| signal(*process, Signal::KILL));
-    here.await_epochs(2, 2);
-    let last = here.line().expect("results");
-    expect_trained(&[&last], "2");
-    let ended = here.launcher.wait_with_output().expect("its own");
-    assert!(ended.status.success(), "{}", text(&ended.stderr));
-    assert_eq!(there.wait().expect("its own").code(), Some(1));
+    for ends_first in [false, true] {
+        let rendezvous = format!("tcp://127.0.0.1:{}", ports::reserve(1));
+        let launch = |host: &str, first: &str| {
+            let mut command = pleach();
+            command.args(["run", "-n", "2", "--world-size", "4", "--first-rank", first, "--restarts", "0"]);
+            command.args(["--rendezvous", &rendezvous, "--elastic=1:4", "--", env!("CARGO_BIN_EXE_pleach")]);
+            command.args(["train", "--elastic=1:4", "--epochs", "12", "--pace", "20ms", "--json"]);
+            command.args(["--member", "--fabric", "shm+tcp"]).env("PLEACH_HOST", host);
+            command
+        };
+        // Rank 0 holds the address of the job, which the others open again.
+        let halves = [("a", "0"), ("b", "2")].map(|(host, first)| Outlived::of(launch(host, first)));
+        let [mut stays, mut ends] = halves;
+        let mut ranks = [2, 3];
+        if ends_first {
+            (stays, ends, ranks) = (ends, stays, [0, 1]);
+        }
+        stays.await_epochs(2, 4);
+        let dead = ranks.map(|rank| rank_process(ends.launcher.id(), rank).expect("it trains"));
+        stays.epochs.clear();
+        dead.iter().for_each(|process| signal(*process, Signal::STOP));
+        dead.iter().for_each(|process| signal(*process, Signal::KILL));
+        stays.await_epochs(2, 2);
+        // Whoever is on the lowest seat says what they have learned.
+        while let Some(line) = stays.line() {
+            expect_trained(&[&line], "2");
+        }
+        let ended = stays.launcher.wait_with_output().expect("its own");
+        assert!(ended.status.success(), "{}", text(&ended.stderr));
+        assert_eq!(ends.launcher.wait().expect("its own").code(), Some(1));
+    }
 }
 
 #[test]

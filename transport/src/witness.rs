@@ -7,7 +7,7 @@
 //!
 //! **Invariants:** a word is read whole, or the one before it is: the file has two places, and the
 //! place of the newest word is never written to. A word is given out only after the kernel has said
-//! that the process has ended ([`Witness::last_word`]) or has no file open any more
+//! that the process has ended ([`Witness::last_word`]), or nobody holds the lock of the file
 //! ([`WordFile::last_word`]), so nothing is written afterwards. A file has one writer at a time,
 //! which holds its lock. A process with the number of an ended one is not taken for it.
 
@@ -30,6 +30,9 @@ use crate::wire::{Malformed, Reader, Writer};
 
 /// Longest word, in bytes.
 pub const WORD_BYTES_MAX: usize = 1 << 20;
+
+/// The name of the file, for people who look at a process.
+const NAME: &str = "pleach-last-word";
 
 /// Bytes before a word: its number, from 1, and its length.
 const HEADER_BYTES: usize = 16;
@@ -71,6 +74,11 @@ impl LastWord {
 
     fn given(path: &Path) -> io::Result<Self> {
         let file = open(path, true)?;
+        // Behind the end of the launcher the path may be that of any file of another process.
+        let named = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        if !named.as_os_str().as_encoded_bytes().starts_with(format!("/memfd:{NAME}").as_bytes()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         let written = newest(&file)?.map_or(0, |(number, _)| number);
         Ok(Self { file, written: Mutex::new(written) })
@@ -150,7 +158,7 @@ impl WordFile {
 }
 
 fn unnamed() -> io::Result<File> {
-    Ok(File::from(memfd_create("pleach-last-word", MemfdFlags::CLOEXEC)?))
+    Ok(File::from(memfd_create(NAME, MemfdFlags::CLOEXEC)?))
 }
 
 /// Opens a file that another process has made. Whatever that has named, to open it must not wait.
@@ -348,12 +356,16 @@ mod tests {
 
     #[test]
     fn a_place_that_is_no_file_is_passed_over() {
-        for path in ["/proc/self/fd/123456", "/dev/null", "/"] {
+        let other = std::env::temp_dir().join(format!("pleach-no-word-{}", std::process::id()));
+        std::fs::write(&other, "of another program").expect("there is room");
+        for path in ["/proc/self/fd/123456", "/dev/null", "/", other.to_str().expect("is text")] {
             LastWord::at(Some(path.as_ref()))
                 .expect("there is memory")
                 .write(b"word")
                 .expect("there is room");
         }
+        assert_eq!(std::fs::read_to_string(&other).expect("it is there"), "of another program");
+        std::fs::remove_file(other).expect("its own");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What people ask of a running job, from a process that is none of it.
+//! What people and launchers ask of a running job, from a process that is none of it.
 //!
 //! The question goes to the rendezvous of the job, where the member that gives seats answers
 //! (`transport/src/rendezvous/seats.rs`). Who asks proves the job's secret as any newcomer.
@@ -111,9 +111,11 @@ pub struct MemberRow {
     pub state: MemberState,
 }
 
-/// How often a launcher repeats its word until the members go on without the process: who heard it
-/// may have died since.
-const REPEAT: Duration = Duration::from_millis(100);
+/// How soon a launcher repeats its word, until the members go on without the process: who heard it
+/// may have died since. Then twice as long after that, up to the longest pause: a server of a job
+/// answers a limited number of questions.
+const REPEAT_MIN: Duration = Duration::from_millis(100);
+const REPEAT_MAX: Duration = Duration::from_secs(1);
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -269,13 +271,19 @@ pub fn certify(world: &World, process: Process, limit: Duration) -> Result<(), A
 ///
 /// See [`AskError`]; at the latest when `limit` has passed. Bytes that are no word are refused.
 pub fn certify_end(world: &World, word: &[u8], limit: Duration) -> Result<(), AskError> {
-    let deadline = now() + limit;
-    while let Reply::Begun = ask(world, Ask::Ended(word.to_vec()), deadline.since(now()))?
-        && now() + REPEAT < deadline
-    {
-        std::thread::park_timeout(REPEAT);
+    let (deadline, mut pause) = (now() + limit, REPEAT_MIN);
+    loop {
+        let told = ask(world, Ask::Ended(word.to_vec()), deadline.since(now()));
+        let is_last = now() + pause >= deadline;
+        match told {
+            Ok(Reply::Begun) if !is_last => {}
+            // Ranks that are still meeting, or a member that takes the place of another one.
+            Err(AskError::Join(_)) if !is_last => {}
+            told => return told.map(drop),
+        }
+        std::thread::park_timeout(pause);
+        pause = (pause * 2).min(REPEAT_MAX);
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! **Invariants:** a record that is learned is written where it outlives this process before
 //! anything else is done with it ([`LastWord`]). Where that fails, this process says nothing more.
 //! A certificate of death is given only after the kernel has said that the process has ended
-//! ([`Witness`]).
+//! ([`Witness`]), or its launcher or a person has (`asks`).
 
 mod asks;
 pub(super) mod commit;
@@ -22,7 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use pleach_membership::{Cause, Input, Membership, Message, Output, Process, Reason, Record, Seat, Verdict};
+use pleach_membership::{
+    Cause, Certificate, Input, Membership, Message, Output, Process, Reason, Record, Seat, Verdict,
+};
 use pleach_transport::mutex::lock;
 use pleach_transport::witness::{LastWord, Witness};
 use pleach_transport::{Nanos, PostError, Slice, clock};
@@ -168,7 +170,7 @@ impl Member {
         incoming: Arc<Incoming>,
     ) -> io::Result<Arc<Self>> {
         let last_word = LastWord::at(job.world.last_word.as_deref())?;
-        last_word.write(&last_words::encode(process, first.as_deref()))?;
+        last_word.write(&last_words::encode(&job.digest, process, first.as_deref()))?;
         let now = clock::now();
         let unit = NonZeroU32::new(elastic.unit).unwrap_or(NonZeroU32::MIN);
         let (suspect_after, maker, most) = (elastic.suspect_after, job.maker, elastic.most as usize);
@@ -576,6 +578,12 @@ impl Member {
         seat.0 < self.device.seats()
     }
 
+    /// The certificate of a process that has ended with this word; else the text says what the word
+    /// is instead.
+    fn certificate(&self, word: &[u8]) -> Result<Certificate, String> {
+        last_words::certificate(word, &self.job.digest, |seat| self.has_seat(seat))
+    }
+
     /// The process that has a rank of the device.
     fn holder(&self, state: &State, rank: Rank) -> Option<Process> {
         let incarnation = self.device.lock().device.incarnation(rank);
@@ -636,9 +644,7 @@ impl Member {
             state.dying.remove(&rank);
             let Some((process, witness)) = state.witnesses.remove(&rank) else { continue };
             let word = witness.last_word().map_err(|error| format!("cannot be read: {error}"));
-            let certificate = word.and_then(|word| {
-                last_words::certificate(&word.unwrap_or_default(), |seat| self.has_seat(seat))
-            });
+            let certificate = word.and_then(|word| self.certificate(&word.unwrap_or_default()));
             match certificate {
                 Ok(certificate) if certificate.process == process => {
                     state.ended.insert(process);
@@ -682,7 +688,8 @@ impl Member {
         }
         match output {
             Output::Persist(record) => {
-                if let Err(error) = state.last_word.write(&last_words::encode(self.process, Some(&record))) {
+                let word = last_words::encode(&self.job.digest, self.process, Some(&record));
+                if let Err(error) = state.last_word.write(&word) {
                     state.broken = Some(Arc::new(error));
                     self.give_up(state, "what outlives this process cannot be written");
                     return;

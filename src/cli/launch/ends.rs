@@ -21,11 +21,12 @@ use pleach::transport::witness::WordFile;
 const VARIABLE: &str = "PLEACH_LAST_WORD";
 
 /// How long the others may take to hear of the end of a rank. When nobody is left who could, the
-/// launcher ends so much later.
+/// launcher ends so much later, unless a signal comes.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// How often the launcher looks whether the last thread of a session has ended.
-const LOOK: Duration = Duration::from_millis(2);
+/// How often the launcher looks whether the last thread of a session has ended, and whether all was
+/// told.
+pub(crate) const LOOK: Duration = Duration::from_millis(2);
 
 /// Tells the ranks of other launchers of ends.
 pub(crate) struct Ends {
@@ -40,8 +41,11 @@ impl Ends {
         Self { asker: Arc::new(asker), under_way: Vec::new() }
     }
 
-    /// The file for the last word of a rank that is started by this command.
-    pub(crate) fn word_file(&self, command: &mut Command) -> Option<WordFile> {
+    /// The file for the last word of a rank that is started by this command. Without `ends` there
+    /// is none, nor that of a launcher which has started this one.
+    pub(crate) fn word_file(ends: Option<&Self>, command: &mut Command) -> Option<WordFile> {
+        command.env_remove(VARIABLE);
+        ends?;
         let file = WordFile::new();
         let file = file.inspect_err(|error| tracing::warn!("nobody will hear how a rank ended: {error}"));
         let file = file.ok()?;
@@ -58,14 +62,10 @@ impl Ends {
             Err(error) => tracing::warn!("nobody is told that rank {rank} has ended: {error}"),
         }
     }
-}
 
-impl Drop for Ends {
-    /// Waits until all is told, or its time is up.
-    fn drop(&mut self) {
-        for thread in self.under_way.drain(..) {
-            let _ = thread.join();
-        }
+    /// Whether all is told, or its time is up.
+    pub(crate) fn are_told(&self) -> bool {
+        self.under_way.iter().all(JoinHandle::is_finished)
     }
 }
 
@@ -74,7 +74,12 @@ fn tell(asker: &World, rank: u32, file: &WordFile) {
     let word = loop {
         match file.last_word() {
             // What the rank had started was killed with it, and ends now.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && now() < deadline => {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if now() >= deadline {
+                    return tracing::warn!(
+                        "nobody is told that rank {rank} has ended: a process that it started still runs"
+                    );
+                }
                 thread::park_timeout(LOOK);
             }
             word => break word,
@@ -87,7 +92,7 @@ fn tell(asker: &World, rank: u32, file: &WordFile) {
         Err(error) => Err(error.to_string()),
     };
     match told {
-        Ok(()) => tracing::info!("the others know that rank {rank} has ended"),
+        Ok(()) => tracing::info!("the others were told that rank {rank} has ended"),
         // Where the job is over nobody is there to hear it.
         Err(error) => tracing::info!("nobody was told that rank {rank} has ended: {error}"),
     }

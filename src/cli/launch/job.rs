@@ -20,7 +20,7 @@ use pleach::transport::witness::WordFile;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use crate::cli::launch::ends::Ends;
+use crate::cli::launch::ends::{Ends, LOOK};
 use crate::cli::launch::guard::Guard;
 use crate::cli::launch::restarts::{Fate, Outliving, Restarts};
 use crate::cli::output::note;
@@ -166,7 +166,7 @@ impl Job {
             Output::Prefixed => Stdio::piped(),
             Output::Plain => Stdio::inherit(),
         });
-        let word = self.ends.as_ref().and_then(|ends| ends.word_file(&mut command));
+        let word = Ends::word_file(self.ends.as_ref(), &mut command);
         let mut child = match command.spawn() {
             Ok(child) => child,
             Err(error) => return self.end(JobEnd::System("rank not started", error)),
@@ -221,6 +221,10 @@ impl Job {
             self.pass_on(false);
         }
         self.pass_on(true);
+        // A signal ends the wait.
+        while self.ends.as_ref().is_some_and(|ends| !ends.are_told()) && self.signals_come().is_empty() {
+            self.sleep(Some(now() + LOOK));
+        }
         match self.end_cause {
             None => self.missed.map_or(Ok(()), |failure| Err(JobEnd::Failed(failure))),
             // They took it as a request to end, and did.
@@ -257,7 +261,8 @@ impl Job {
         let _ = poll(&mut files, limit.as_ref());
     }
 
-    fn take_signals(&mut self) {
+    /// The signals that have come since the last look.
+    fn signals_come(&mut self) -> Vec<i32> {
         let mut came = Vec::new();
         for (signal, pipe) in &mut self.signals {
             let mut buffer = [0; 64];
@@ -265,7 +270,11 @@ impl Job {
                 came.push(*signal);
             }
         }
-        for signal in came {
+        came
+    }
+
+    fn take_signals(&mut self) {
+        for signal in self.signals_come() {
             if matches!(self.end_cause, Some(JobEnd::Signal(_))) {
                 // Asked twice.
                 self.kill_at = Some(now());

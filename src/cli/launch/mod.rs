@@ -84,9 +84,7 @@ impl Launch {
         let has_all = self.world_size == self.ranks;
         let secret = (has_all && needs_secret()).then(JobSecret::new);
         let echoes = log::level().is_some();
-        let has_others = !has_all;
-        let hears = self.outliving.is_some() && has_others;
-        let ends = hears.then(|| asker(&rendezvous)).transpose()?.map(Ends::new);
+        let ends = self.outliving.and_then(|_| self.ends());
         let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder), ends)
             .map_err(|end_cause| self.error(end_cause))?;
         if let Some(secret) = &secret {
@@ -122,10 +120,26 @@ impl Launch {
         // One that comes again as rank 0 would begin a job where nobody holds the address just
         // then.
         let again = |rank: u32| command(rank, rank.max(1).min(self.world_size - 1));
-        let restarts = self.outliving.map(|outliving| Restarts::new(outliving, has_others, &again));
+        let restarts = self.outliving.map(|outliving| Restarts::new(outliving, !has_all, &again));
         let result = job.run(restarts).map_err(|end_cause| self.error(end_cause));
         drop((reserved, placement));
         result
+    }
+
+    /// Who tells the ranks of other launchers of ends here: these can come to an address that was
+    /// given alone. A person without the secret may start ranks that have it.
+    fn ends(&self) -> Option<Ends> {
+        let asker = asker(self.rendezvous.as_ref()?).and_then(|mut asker| {
+            self.tls.as_deref().map_or(Ok(()), |mode| speak_tls(&mut asker, mode))?;
+            Ok(asker)
+        });
+        match asker {
+            Ok(asker) => Some(Ends::new(asker)),
+            Err(CommandError::Usage(text) | CommandError::Typed(text) | CommandError::Failed(text)) => {
+                tracing::warn!("ranks of other launchers are not told when a rank has died here: {text}");
+                None
+            }
+        }
     }
 
     fn error(&self, end_cause: JobEnd) -> CommandError {
@@ -179,15 +193,8 @@ fn find_world(
     let WorldArguments { rank, world_size, rendezvous, tls } = arguments.clone();
     let mut world =
         World::find(&ExplicitWorld { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
-    if let (Some(world), Some(mode)) = (&mut world, tls) {
-        let parsed = mode.parse::<TlsMode>().and_then(|mode| Tls::from_env_but(Some(mode)));
-        let tls = parsed.map_err(CommandError::usage)?;
-        let secret = world.secret.take().ok_or_else(|| {
-            CommandError::usage(format!(
-                "--tls {mode} without a secret; write one with 'pleach secret FILE' and set PLEACH_SECRET_FILE=FILE on all hosts"
-            ))
-        })?;
-        world.secret = Some(secret.with_tls(tls));
+    if let (Some(world), Some(mode)) = (&mut world, &tls) {
+        speak_tls(world, mode)?;
     }
     match (&world, ranks) {
         (Some(World { world_size, launcher, .. }), Some(ranks))
@@ -200,6 +207,19 @@ fn find_world(
         }
         _ => Ok(world),
     }
+}
+
+/// Has processes of the world speak TLS as a person has asked for.
+fn speak_tls(world: &mut World, mode: &str) -> Result<(), CommandError> {
+    let parsed = mode.parse::<TlsMode>().and_then(|mode| Tls::from_env_but(Some(mode)));
+    let tls = parsed.map_err(CommandError::usage)?;
+    let secret = world.secret.take().ok_or_else(|| {
+        CommandError::usage(format!(
+            "--tls {mode} without a secret; write one with 'pleach secret FILE' and set PLEACH_SECRET_FILE=FILE on all hosts"
+        ))
+    })?;
+    world.secret = Some(secret.with_tls(tls));
+    Ok(())
 }
 
 /// Whether this process was started as one of several ranks.

@@ -28,6 +28,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
+use super::backoff::Backoff;
 use super::file::is_named;
 use super::join::{Met, compared_knobs, found};
 use super::listening::listening_address;
@@ -504,10 +505,10 @@ fn device(
 ///
 /// See [`JoinError`]; at the latest at the deadline.
 pub fn ask(world: &World, question: &[u8], deadline: Nanos) -> Result<Vec<u8>, JoinError> {
+    let mut backoff = Backoff::until(deadline);
     loop {
-        let is_last = now() >= deadline;
         match ask_once(world, question, deadline) {
-            Err(error) if has_gone(&error) && !is_last => {}
+            Err(error) if has_gone(&error) && backoff.again() => {}
             result => return result,
         }
     }

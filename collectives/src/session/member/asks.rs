@@ -1,12 +1,11 @@
-//! What a person asks of the member that gives seats: who is there, and that a member leaves or is
-//! known to be dead.
+//! What a person or a launcher asks of the member that gives seats: who is there, and that a member
+//! leaves or is known to be dead.
 
 use pleach_membership::{Certificate, Input, Process, Seat};
 
 use super::{Member, State};
 use crate::session::asks::{Ask, MemberRow, MemberState, Reply};
 use crate::session::envelope::of_leave;
-use crate::session::last_words;
 use crate::session::roster::Neighbour;
 
 impl Member {
@@ -42,16 +41,17 @@ impl Member {
                 self.tell(&mut state, Input::Certificate(Certificate { process, learned }));
                 Reply::Done
             }
-            Ask::Ended(word) => match last_words::certificate(&word, |seat| self.has_seat(seat)) {
+            Ask::Ended(word) => match self.certificate(&word) {
                 Ok(certificate) => {
                     let process = certificate.process;
                     tracing::info!("{process} has ended, its launcher says");
+                    state.ended.insert(process);
                     self.tell(&mut state, Input::Certificate(certificate));
                     let is_member = state.record.as_ref().is_some_and(|record| record.contains(process));
                     if is_member { Reply::Begun } else { Reply::Done }
                 }
                 Err(error) => Reply::Refused(format!(
-                    "the last word of the process {error}; take the launcher of this version of pleach"
+                    "the last word of the process {error}; is the address that of its job, and the launcher of this version of pleach?"
                 )),
             },
         }
