@@ -572,8 +572,8 @@ typedef struct {
   size_t size;
   // The round's number, from 0.
   uint64_t number;
-  // The number of results of rounds between the last round that this rank saw and this round. This
-  // rank does not get them.
+  // The number of results of rounds between the last round that this rank saw and this round.
+  // This rank does not get them.
   uint64_t missed;
   // What happened to this rank's contribution: one of the constants pleachOwnCounted to
   // pleachOwnAbstained.
