@@ -56,10 +56,16 @@ fn ends(socket: &OwnedFd) -> Option<(SocketAddr, SocketAddr)> {
 /// The group of a process.
 pub(crate) fn group_of(process: Pid) -> Option<Pid> {
     let words = std::fs::read(format!("/proc/{}/stat", process.as_raw_pid())).ok()?;
-    let words = String::from_utf8_lossy(&words);
-    // Behind its name, which ends with a bracket: its state, its parent, and its group.
-    let (_, words) = words.rsplit_once(')')?;
-    words.split_ascii_whitespace().nth(2)?.parse().ok().and_then(Pid::from_raw)
+    group_in(&String::from_utf8_lossy(&words))
+}
+
+/// The group that the line of a process names.
+fn group_in(stat: &str) -> Option<Pid> {
+    // Behind its name, which ends with a bracket: its state, its parent, and its group. Of a
+    // process that is just being reaped the kernel says -1.
+    let (_, words) = stat.rsplit_once(')')?;
+    let group = words.split_ascii_whitespace().nth(2)?.parse().ok();
+    group.filter(|group| *group > 0).and_then(Pid::from_raw)
 }
 
 /// The processes of a group.
@@ -100,4 +106,18 @@ fn sockets_of(process: Pid) -> io::Result<Vec<OwnedFd>> {
         }
     }
     Ok(sockets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_just_being_reaped_is_in_no_group() {
+        let group = |stat| group_in(stat).map(Pid::as_raw_pid);
+        assert_eq!(group("7 (a (strange) name) S 1 42 42 0 -1 4194304"), Some(42));
+        assert_eq!(group("7 (pleach) X 0 -1 -1 0 -1 4194304"), None);
+        assert_eq!(group("7 (kthreadd) S 0 0 0 0 -1 2129984"), None);
+        assert_eq!(group("7 (cut"), None);
+    }
 }
