@@ -29,5 +29,9 @@ fn the_others_go_on_without_a_host_whose_link_is_down() {
     job.finish();
     drop(changed);
     job.check();
-    assert_eq!([job.ends(0), job.ends(1), job.ends(2)], [vec![], vec![], vec!["NoQuorum"]]);
+    assert_eq!([job.ends(0), job.ends(1)], [[""; 0]; 2]);
+    // The hosts are interfaces of one machine. When the third dials the others to find out whether
+    // they are reached, the kernel may go by loopback, and then they tell it.
+    let alone = job.ends(2);
+    assert!(alone == ["NoQuorum"] || alone == ["Expelled"], "{alone:?}");
 }
