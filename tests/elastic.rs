@@ -607,7 +607,7 @@ fn half_of_a_job_goes_on_when_its_launcher_says_that_the_other_half_has_ended() 
         dead.iter().for_each(|process| signal(*process, Signal::STOP));
         dead.iter().for_each(|process| signal(*process, Signal::KILL));
         stays.await_epochs(2, 2);
-        // Whoever is on the lowest seat says what they have learned.
+        // The rank on the lowest seat prints the results.
         while let Some(line) = stays.line() {
             expect_trained(&[&line], "2");
         }

@@ -103,12 +103,12 @@ fn top_shows_each_ranks_share_of_rounds_that_wait_for_nobody() {
     command.args(["--ranks", "3", "--partial", "quorum:2", "--late", "drop", "--skew", "one:2ms"]);
     let _job = Job(vec![command.spawn().expect("it starts")]);
     let seen = RefCell::new(Value::Null);
+    let of = |row: &Value, name: &str| row["rounds"][name].as_u64();
     wait_until("some rank was late", || {
         let view = wait_for_job(port, 3);
         let rows = view["ranks"].as_array().expect("is a list");
         // A rank has no training before the end of its first step.
         let are_all_there = rows.iter().all(|row| row["rounds"].is_object() && row["training"].is_object());
-        let of = |row: &Value, name: &str| row["rounds"][name].as_u64();
         // What is late is dropped, and each number is read by itself.
         let is_late = |row: &Value| of(row, "late") > Some(0) && of(row, "dropped") > Some(0);
         let are_late = are_all_there && rows.iter().any(is_late);
@@ -121,7 +121,7 @@ fn top_shows_each_ranks_share_of_rounds_that_wait_for_nobody() {
     let later = wait_for_job(port, 3);
     for (row, later) in rows.iter().zip(later["ranks"].as_array().expect("is a list")) {
         for name in ["late", "dropped", "missed"] {
-            let of = |row: &Value| row["rounds"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {row}"));
+            let of = |row: &Value| of(row, name).unwrap_or_else(|| panic!("no {name}: {row}"));
             assert!(of(row) <= of(later), "{name}: {row}, then {later}");
         }
     }

@@ -38,10 +38,16 @@ impl From<Malformed> for DecodeError {
     }
 }
 
-pub(crate) fn put_process(writer: Writer, process: Process) -> Writer {
+/// Writes a process: its seat and its incarnation.
+pub fn put_process(writer: Writer, process: Process) -> Writer {
     writer.u32(process.seat.0).u64(process.incarnation.0)
 }
 
-pub(crate) fn take_process(reader: &mut Reader<'_>) -> Result<Process, DecodeError> {
+/// Reads what [`put_process`] has written.
+///
+/// # Errors
+///
+/// The bytes end before.
+pub fn take_process(reader: &mut Reader<'_>) -> Result<Process, Malformed> {
     Ok(Process { seat: Seat(reader.u32()?), incarnation: Incarnation(reader.u64()?) })
 }

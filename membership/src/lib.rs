@@ -51,7 +51,7 @@ mod view;
 
 pub use ballot::Ballot;
 pub use certificate::Certificate;
-pub use encoding::DecodeError;
+pub use encoding::{DecodeError, put_process, take_process};
 pub use identity::{Process, Seat};
 pub use membership::{Input, Membership, Options};
 pub use message::Message;

@@ -87,6 +87,12 @@ impl CommandError {
         }
     }
 
+    /// Its line.
+    pub(crate) fn into_text(self) -> String {
+        let (Self::Usage(text) | Self::Typed(text) | Self::Failed(text)) = self;
+        text
+    }
+
     /// Prints the line and gives the exit status.
     pub(crate) fn report(&self) -> ExitCode {
         let (Self::Usage(text) | Self::Typed(text) | Self::Failed(text)) = self;

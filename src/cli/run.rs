@@ -99,9 +99,5 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
         outliving,
     };
     // Whatever the command's own status says, for this one it is a job that failed.
-    launch.run().map_err(|error| match error {
-        CommandError::Usage(text) | CommandError::Typed(text) | CommandError::Failed(text) => {
-            CommandError::Failed(text)
-        }
-    })
+    launch.run().map_err(|error| CommandError::Failed(error.into_text()))
 }

@@ -31,7 +31,7 @@ use crate::wire::{Malformed, Reader, Writer};
 /// Longest word, in bytes.
 pub const WORD_BYTES_MAX: usize = 1 << 20;
 
-/// The name of the file, for people who look at a process.
+/// The name of the file. People see it at a process, and a file of another name is no word.
 const NAME: &str = "pleach-last-word";
 
 /// Bytes before a word: its number, from 1, and its length.

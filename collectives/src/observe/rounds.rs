@@ -69,12 +69,12 @@ impl RoundCounters {
         add(&self.carried, 1);
     }
 
-    /// Counts one that is dropped.
+    /// Counts a late contribution of the caller that is dropped.
     pub(crate) fn dropped(&self) {
         add(&self.dropped, 1);
     }
 
-    /// Counts one that is given to a correction.
+    /// Counts a late contribution of the caller that is given to a correction.
     pub(crate) fn corrected(&self) {
         add(&self.corrected, 1);
     }

@@ -6,8 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use pleach_membership::{Process, Seat};
-use pleach_transport::Incarnation;
+use pleach_membership::{Process, Seat, put_process, take_process};
 use pleach_transport::clock::now;
 use pleach_transport::rendezvous::{JoinError, World, ask as ask_there};
 use pleach_transport::wire::{Malformed, Reader, Writer};
@@ -38,7 +37,7 @@ impl Ask {
         match self {
             Self::Members => writer.u8(0),
             Self::Drain(seat) => writer.u8(1).u32(seat.0),
-            Self::Certify(process) => writer.u8(2).u32(process.seat.0).u64(process.incarnation.0),
+            Self::Certify(process) => put_process(writer.u8(2), *process),
             Self::Ended(word) => writer.u8(3).bytes(word),
         }
         .finish()
@@ -56,10 +55,6 @@ impl Ask {
         reader.end()?;
         Ok(ask)
     }
-}
-
-fn take_process(reader: &mut Reader<'_>) -> Result<Process, Malformed> {
-    Ok(Process { seat: Seat(reader.u32()?), incarnation: Incarnation(reader.u64()?) })
 }
 
 /// What a process of a job is doing, as the member sees it that answers.
@@ -136,7 +131,7 @@ impl Reply {
             Self::Refused(reason) => writer.u8(1).bytes(reason.as_bytes()),
             Self::Members(rows) => rows.iter().fold(writer.u8(2).count(rows.len()), |writer, row| {
                 let MemberRow { process, host, epoch, step, state } = row;
-                let writer = writer.u32(process.seat.0).u64(process.incarnation.0).bytes(host.as_bytes());
+                let writer = put_process(writer, *process).bytes(host.as_bytes());
                 let writer = writer.u8(u8::from(epoch.is_some())).u64(epoch.unwrap_or(0)).u64(*step);
                 match *state {
                     MemberState::Member => writer.u8(0),

@@ -6,15 +6,14 @@
 
 use std::sync::Arc;
 
-use pleach_membership::{Certificate, Process, Record, Seat};
-use pleach_transport::Incarnation;
+use pleach_membership::{Certificate, Process, Record, Seat, put_process, take_process};
 use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::witness::WORD_BYTES_MAX;
 
 /// The word of a process that has learned this record last, if any. `job`: the digest of the first
 /// record of its job.
 pub(crate) fn encode(job: &[u8; 32], process: Process, learned: Option<&Record>) -> Vec<u8> {
-    let writer = Writer::default().raw(job).u32(process.seat.0).u64(process.incarnation.0);
+    let writer = put_process(Writer::default().raw(job), process);
     writer.raw(&learned.map(Record::encode).unwrap_or_default()).finish()
 }
 
@@ -30,11 +29,7 @@ pub(crate) fn certificate(
     is_seat: impl Fn(Seat) -> bool,
 ) -> Result<Certificate, String> {
     let mut reader = Reader::new(word);
-    let mut read = || {
-        let (job, seat) = (reader.array::<32>()?, Seat(reader.u32()?));
-        let process = Process { seat, incarnation: Incarnation(reader.u64()?) };
-        Ok((job, process, reader.rest(WORD_BYTES_MAX)?))
-    };
+    let mut read = || Ok((reader.array::<32>()?, take_process(&mut reader)?, reader.rest(WORD_BYTES_MAX)?));
     let (of, process, record) = read().map_err(|Malformed| "names no process".to_owned())?;
     if of != *job {
         return Err("is of another job".to_owned());

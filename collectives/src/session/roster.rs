@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use pleach_membership::{Process, Record, Seat};
+use pleach_membership::{Process, Record, put_process, take_process};
 use pleach_transport::hybrid::HostId;
 use pleach_transport::wire::{Malformed, Reader, Writer};
-use pleach_transport::{Address, Incarnation, listening_address_of};
+use pleach_transport::{Address, listening_address_of};
 use pleach_vocabulary::Rank;
 
 use crate::group::Place;
@@ -57,12 +57,11 @@ impl Neighbour {
 
     pub(crate) fn put(&self, writer: Writer) -> Writer {
         let Self { process, host, ranks_a_processor, address } = self;
-        let writer = writer.u32(process.seat.0).u64(process.incarnation.0);
-        writer.u32(*host).u32(*ranks_a_processor).bytes(address.0.as_bytes())
+        put_process(writer, *process).u32(*host).u32(*ranks_a_processor).bytes(address.0.as_bytes())
     }
 
     pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let process = Process { seat: Seat(reader.u32()?), incarnation: Incarnation(reader.u64()?) };
+        let process = take_process(reader)?;
         let (host, ranks_a_processor) = (reader.u32()?, reader.u32()?);
         let address = Address(reader.text(ADDRESS_BYTES_MAX)?);
         Ok(Self { process, host, ranks_a_processor, address })

@@ -20,7 +20,7 @@ use pleach::transport::witness::WordFile;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use crate::cli::launch::ends::{Ends, LOOK};
+use crate::cli::launch::certifier::{Certifier, LOOK};
 use crate::cli::launch::guard::Guard;
 use crate::cli::launch::restarts::{Fate, Outliving, Restarts};
 use crate::cli::output::note;
@@ -103,7 +103,7 @@ struct RankProcess {
     /// Readable when the process has ended; `None` once it is reaped.
     alive: Option<OwnedFd>,
     streams: Vec<Stream>,
-    /// Where its session keeps its last word, if others are told of its end.
+    /// Where its session keeps its last word, if its death is certified.
     word: Option<WordFile>,
 }
 
@@ -124,14 +124,18 @@ pub(super) struct Job {
     kill_at: Option<Nanos>,
     /// Whether what others say about a failure is shown too.
     echoes: bool,
-    /// Who tells other launchers' ranks of ends, if any.
-    ends: Option<Ends>,
+    /// Certifies deaths to the ranks of other launchers.
+    certifier: Option<Certifier>,
 }
 
 impl Job {
     /// With nothing running yet; from now on signals are passed on. `secret`: the folder of the
-    /// job's secret, if it has one. `ends` tells the ranks of other launchers of the deaths here.
-    pub(super) fn new(echoes: bool, secret: Option<&Path>, ends: Option<Ends>) -> Result<Self, JobEnd> {
+    /// job's secret, if it has one. `certifier` certifies deaths here.
+    pub(super) fn new(
+        echoes: bool,
+        secret: Option<&Path>,
+        certifier: Option<Certifier>,
+    ) -> Result<Self, JobEnd> {
         let mut signals = Vec::new();
         for signal in FORWARDED {
             let system = |error| JobEnd::System("signals not handled", error);
@@ -152,7 +156,7 @@ impl Job {
             end_at: None,
             kill_at: None,
             echoes,
-            ends,
+            certifier,
         })
     }
 
@@ -166,7 +170,7 @@ impl Job {
             Output::Prefixed => Stdio::piped(),
             Output::Plain => Stdio::inherit(),
         });
-        let word = Ends::word_file(self.ends.as_ref(), &mut command);
+        let word = Certifier::word_file(self.certifier.as_ref(), &mut command);
         let mut child = match command.spawn() {
             Ok(child) => child,
             Err(error) => return self.end(JobEnd::System("rank not started", error)),
@@ -222,7 +226,9 @@ impl Job {
         }
         self.pass_on(true);
         // A signal ends the wait.
-        while self.ends.as_ref().is_some_and(|ends| !ends.are_told()) && self.signals_come().is_empty() {
+        while self.certifier.as_ref().is_some_and(|certifier| !certifier.is_done())
+            && self.signals_come().is_empty()
+        {
             self.sleep(Some(now() + LOOK));
         }
         match self.end_cause {
@@ -344,8 +350,8 @@ impl Job {
             }
             any_well |= status.success();
             if !status.success() {
-                if let (Some(ends), Some(word)) = (&mut self.ends, rank.word.take()) {
-                    ends.tell(rank.rank, word);
+                if let (Some(certifier), Some(word)) = (&mut self.certifier, rank.word.take()) {
+                    certifier.certify(rank.rank, word);
                 }
                 failures.push(Failure { rank: rank.rank, process: rank.child.id(), status, error });
             }

@@ -19,7 +19,7 @@ use rustix::fs::{Access, access};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
 use crate::cli::launch::bind::Placement;
-use crate::cli::launch::ends::Ends;
+use crate::cli::launch::certifier::Certifier;
 use crate::cli::launch::job::{Job, JobEnd};
 use crate::cli::launch::restarts::Restarts;
 use crate::cli::log;
@@ -31,7 +31,7 @@ pub(crate) use job::Output;
 pub(crate) use restarts::Outliving;
 
 mod bind;
-mod ends;
+mod certifier;
 pub(crate) mod guard;
 mod job;
 pub(crate) mod members;
@@ -84,8 +84,8 @@ impl Launch {
         let has_all = self.world_size == self.ranks;
         let secret = (has_all && needs_secret()).then(JobSecret::new);
         let echoes = log::level().is_some();
-        let ends = self.outliving.and_then(|_| self.ends());
-        let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder), ends)
+        let certifier = self.outliving.and_then(|_| self.certifier());
+        let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder), certifier)
             .map_err(|end_cause| self.error(end_cause))?;
         if let Some(secret) = &secret {
             secret.write()?;
@@ -126,16 +126,17 @@ impl Launch {
         result
     }
 
-    /// Who tells the ranks of other launchers of ends here: these can come to an address that was
-    /// given alone. A person without the secret may start ranks that have it.
-    fn ends(&self) -> Option<Ends> {
+    /// Certifies deaths here to the ranks of other launchers, which come only to an address that
+    /// was given. `None` without one, and without the job's secret, which ranks alone may have.
+    fn certifier(&self) -> Option<Certifier> {
         let asker = asker(self.rendezvous.as_ref()?).and_then(|mut asker| {
             self.tls.as_deref().map_or(Ok(()), |mode| speak_tls(&mut asker, mode))?;
             Ok(asker)
         });
         match asker {
-            Ok(asker) => Some(Ends::new(asker)),
-            Err(CommandError::Usage(text) | CommandError::Typed(text) | CommandError::Failed(text)) => {
+            Ok(asker) => Some(Certifier::new(asker)),
+            Err(error) => {
+                let text = error.into_text();
                 tracing::warn!("ranks of other launchers are not told when a rank has died here: {text}");
                 None
             }

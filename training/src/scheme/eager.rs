@@ -135,7 +135,7 @@ impl Policy for Eager {
     }
 
     fn remark(&self) -> Option<String> {
-        let remark = "sums of gradients are not divided, so a step is the longer the more ranks contribute; a \
+        let remark = "sums of gradients are not divided, so more contributors make a step longer; a \
                       learning rate that was found for averages is as many times too large as there are ranks";
         (!self.divides).then(|| remark.to_owned())
     }

@@ -254,11 +254,11 @@ impl<T: Element> Round<'_, T> {
     /// too late for the round before, divided as the result is, and whose they are: the same on all
     /// ranks. `None`: all ranks were in the round before, or there was none.
     ///
-    /// All of them were too late for the round `number() - 1`, and no rank of the set is in that.
-    /// Those of ranks that have missed several rounds may have been meant for different older ones,
-    /// and are combined here all the same, so there is no such number of a correction. A rank knows
-    /// that of its own contribution: its call gave the newest of the rounds that it came too late
-    /// for, and the first was [`Round::missed`] results before.
+    /// All of them were too late for the round `number() - 1`, and no rank of the set is in that
+    /// round. A rank that has missed several rounds may have meant its contribution for an older
+    /// one. Such older rounds differ between the ranks of a correction, so a correction names none.
+    /// Each rank knows the rounds that its own contribution was too late for: its call gave the
+    /// newest of them, and the oldest was [`Round::missed`] results before.
     #[must_use]
     pub fn correction(&self) -> Option<(&RankSet, &[T])> {
         self.raw.correction().map(|(set, bytes)| (set, bytemuck::cast_slice(bytes)))

@@ -28,24 +28,24 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// told.
 pub(crate) const LOOK: Duration = Duration::from_millis(2);
 
-/// Tells the ranks of other launchers of ends.
-pub(crate) struct Ends {
+/// Certifies to the ranks of other launchers that a rank of this one has ended.
+pub(crate) struct Certifier {
     /// Who asks the job.
     asker: Arc<World>,
     under_way: Vec<JoinHandle<()>>,
 }
 
-impl Ends {
+impl Certifier {
     /// Of the job that `asker` asks.
     pub(crate) fn new(asker: World) -> Self {
         Self { asker: Arc::new(asker), under_way: Vec::new() }
     }
 
-    /// The file for the last word of a rank that is started by this command. Without `ends` there
-    /// is none, nor that of a launcher which has started this one.
-    pub(crate) fn word_file(ends: Option<&Self>, command: &mut Command) -> Option<WordFile> {
+    /// The file for the last word of a rank that is started by this command. Without a certifier
+    /// the rank has none, also where a launcher that has started this one has given one to it.
+    pub(crate) fn word_file(certifier: Option<&Self>, command: &mut Command) -> Option<WordFile> {
         command.env_remove(VARIABLE);
-        ends?;
+        certifier?;
         let file = WordFile::new();
         let file = file.inspect_err(|error| tracing::warn!("nobody will hear how a rank ended: {error}"));
         let file = file.ok()?;
@@ -53,8 +53,8 @@ impl Ends {
         Some(file)
     }
 
-    /// Tells that the rank with this file was reaped.
-    pub(crate) fn tell(&mut self, rank: u32, file: WordFile) {
+    /// Certifies the end of the rank with this file, which was reaped.
+    pub(crate) fn certify(&mut self, rank: u32, file: WordFile) {
         let asker = Arc::clone(&self.asker);
         let tells = thread::Builder::new().name(format!("pleach-end-{rank}"));
         match tells.spawn(move || tell(&asker, rank, &file)) {
@@ -63,8 +63,8 @@ impl Ends {
         }
     }
 
-    /// Whether all is told, or its time is up.
-    pub(crate) fn are_told(&self) -> bool {
+    /// Whether each certificate is given, or its time is up.
+    pub(crate) fn is_done(&self) -> bool {
         self.under_way.iter().all(JoinHandle::is_finished)
     }
 }
